@@ -1,0 +1,209 @@
+"""Everything a command takes, as one frozen document. TOML by hand, JSON when resolved (`sage_tune init`).
+
+A default lives here and nowhere else; command-line flags override single fields by their dotted path.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from profiles.errors import BadInput
+from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, Frozen, SignalKind, pool_size
+from profiles.store import parse, read_toml
+
+
+class DataConfig(Frozen):
+    """Calibration prompts and their split."""
+
+    path: Annotated[
+        str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")
+    ] = None
+    prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
+    max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
+    skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = (
+        False
+    )
+    tune_share: Annotated[float, Field(gt=0, lt=1, description="share of prompts that the search sees")] = 0.5
+    select_share: Annotated[float, Field(gt=0, lt=1, description="share that chooses among finalists")] = 0.2
+
+    @model_validator(mode="after")
+    def _something_left(self) -> Self:
+        if self.tune_share + self.select_share > 0.9:
+            raise ValueError(
+                "tune_share + select_share must leave at least 0.1 to report on, got "
+                f"{self.tune_share} + {self.select_share}"
+            )
+        return self
+
+
+class GridConfig(Frozen):
+    """What is recorded and measured. A policy outside it cannot be replayed, so it is refused."""
+
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH, description="deepest recorded tree")] = 8
+    widths: Annotated[tuple[int, ...], Field(min_length=1, description="beam widths that are recorded")] = (
+        1,
+        2,
+        3,
+        4,
+    )
+    verify_sizes: Annotated[
+        tuple[int, ...],
+        Field(min_length=2, description="verification pass sizes, root counted; a tree is padded to the next"),
+    ] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+    contexts: Annotated[int, Field(ge=2, le=8, description="context lengths at which passes are timed")] = 3
+    signal_top_k: Annotated[int, Field(ge=2, le=64, description="k of the normalised entropy")] = 10
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        for name, values, top in (
+            ("widths", self.widths, MAX_WIDTH),
+            ("verify_sizes", self.verify_sizes, MAX_NODES),
+        ):
+            if list(values) != sorted(set(values)) or values[0] < 1 or values[-1] > top:
+                raise ValueError(f"{name} must ascend within [1, {top}], got {values}")
+        if self.verify_sizes[:2] != (1, 2):
+            raise ValueError(
+                f"verify_sizes must begin with 1, 2 (a plain step, one node), got {self.verify_sizes}"
+            )
+        if self.depth + 1 > self.verify_sizes[-1]:
+            raise ValueError(
+                f"a chain of depth {self.depth} needs verify size {self.depth + 1}, the largest is "
+                f"{self.verify_sizes[-1]}"
+            )
+        return self
+
+    def node_counts(self, depth: int, width: int) -> list[int]:
+        """Node budgets of a tier that leave no verify slot idle: sizes minus the root, within depth..pool."""
+        return [s - 1 for s in self.verify_sizes if depth <= s - 1 <= pool_size(depth, width)]
+
+
+class TimingConfig(Frozen):
+    """When a measurement is long enough."""
+
+    warmup_cv: Annotated[
+        float, Field(gt=0, lt=1, description="warm-up ends when the last samples vary less than this")
+    ] = 0.1
+    warmup_max: Annotated[int, Field(ge=5, description="...or after this many samples")] = 60
+    samples: Annotated[int, Field(ge=5, description="kept samples per pass size and context")] = 25
+
+
+class SearchConfig(Frozen):
+    """The Optuna study over policies."""
+
+    trials: Annotated[int, Field(ge=1, description="trials of the study, the baselines included")] = 400
+    seed: Annotated[int, Field(ge=0, description="seed of the sampler")] = 7
+    signals: Annotated[
+        tuple[SignalKind, ...], Field(min_length=1, description="signals the search may choose from")
+    ] = ("entropy",)
+    max_bins: Annotated[int, Field(ge=1, le=8, description="most signal bins of a policy")] = 5
+    history: Annotated[bool, Field(description="search the acceptance history window as well")] = True
+    stops: Annotated[
+        tuple[float, ...], Field(min_length=1, description="stop probabilities a tier may use; 0 is none")
+    ] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
+    monotone: Annotated[
+        bool, Field(description="depth may not rise and width may not fall with the signal")
+    ] = True
+
+
+class ConfirmConfig(Frozen):
+    """The live comparison that decides what ships."""
+
+    finalists: Annotated[int, Field(ge=1, le=8, description="adaptive policies re-measured live")] = 2
+    repeats: Annotated[
+        int, Field(ge=1, le=16, description="ABBA blocks per prompt; repeats do not narrow an interval")
+    ] = 2
+    select_prompts: Annotated[int, Field(ge=3, description="prompts that choose the winner")] = 40
+    report_prompts: Annotated[int, Field(ge=3, description="prompts that the result is reported on")] = 72
+    resamples: Annotated[int, Field(ge=200, description="bootstrap resamples over prompts")] = 2000
+    prediction_bound: Annotated[
+        float, Field(gt=0, description="replayed and measured speedup may differ by this share")
+    ] = 0.1
+
+
+class TuneConfig(Frozen):
+    """The whole document."""
+
+    model: Annotated[str, Field(description="registered pair, or a pair TOML of your own")] = "tiny-llava-ov"
+    gpu: Annotated[str, Field(description="device: auto, cpu, h100, ... (see `sage_tune gpus`)")] = "auto"
+    backend: Annotated[
+        Literal["auto", "onnx", "torch"], Field(description="inference engine; auto takes the pair's own")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        Field(description="weights and activations; auto takes the pair's own"),
+    ] = "auto"
+    threads: Annotated[
+        int, Field(ge=0, le=1024, description="CPU threads, pinned and recorded; 0 takes every core")
+    ] = 0
+    budget_s: Annotated[
+        float | None, Field(gt=0, description="wall-clock bound of a command; it stops cleanly with what it has")
+    ] = None
+    data: DataConfig = DataConfig()
+    grid: GridConfig = GridConfig()
+    timing: TimingConfig = TimingConfig()
+    search: SearchConfig = SearchConfig()
+    confirm: ConfirmConfig = ConfirmConfig()
+
+
+def load_config(path: Path | None, overrides: dict[str, Any]) -> TuneConfig:
+    """Defaults, then the TOML file, then flags given as `{"grid.depth": 6}`. None means "flag not given"."""
+    raw = {} if path is None else read_toml(path)
+    for dotted, value in overrides.items():
+        if value is None:
+            continue
+        table = raw
+        *parents, last = dotted.split(".")
+        for part in parents:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise BadInput(f"{path}: '{part}' must be a table, got {table!r}")
+        table[last] = value
+    return parse(TuneConfig, raw, str(path) if path else "flags")
+
+
+def parse_set(assignment: str) -> tuple[str, Any]:
+    """`grid.depth=6` as `("grid.depth", 6)`; the value is read as TOML, bare words as strings."""
+    key, equals, text = assignment.partition("=")
+    if not equals or not key.strip():
+        raise BadInput(f"--set takes KEY=VALUE, got '{assignment}'")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    return key.strip(), value
+
+
+def to_toml(config: TuneConfig) -> str:
+    """The document as commented TOML; reading it back gives the same configuration."""
+    lines = ["# sage_tune configuration. Flags on the command line override single fields."]
+    _write_fields(config, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _write_fields(model: BaseModel, table: str, lines: list[str]) -> None:
+    nested: list[tuple[str, BaseModel]] = []
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            nested.append((f"{table}.{name}" if table else name, value))
+            continue
+        lines.append(f"# {field.description}")
+        lines.append(f"# {name} =" if value is None else f"{name} = {_toml_value(value)}")
+    for name, child in nested:
+        lines += ["", f"# {(type(child).__doc__ or '').splitlines()[0]}", f"[{name}]"]
+        _write_fields(child, name, lines)
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)

@@ -1,0 +1,118 @@
+"""The frozen artefact: `PolicyProfile`, one JSON file that holds a policy, its evidence and its provenance.
+
+`digest` covers the decisions (pair, regime, policy): two profiles with the same digest decode alike.
+`evidence_digest` covers everything else, so a flipped byte anywhere is found on load (`profiles.store`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from profiles.measurement import CostTable, Curve, Interval, PolicyResult
+from profiles.policy import CompiledPolicy, Frozen, PolicySource
+from profiles.provenance import Fingerprint, digest
+
+SCHEMA_VERSION = 1
+
+
+class ModelRecord(Frozen):
+    """One model of the pair: where it came from and what it was."""
+
+    source: str
+    revision: str | None
+    config_digest: str
+    weights_digest: str
+
+
+class PairRecord(Frozen):
+    name: str
+    target: ModelRecord
+    draft: ModelRecord
+    tokenizer_digest: str
+    processor_digest: str
+
+
+class Regime(Frozen):
+    """Where the profile holds. Outside it the runtime uses the safe tier (context) or refuses (the rest)."""
+
+    modalities: tuple[Literal["text", "image", "video"], ...]
+    temperature_class: Literal["greedy"] = "greedy"
+    context_max: Annotated[int, Field(ge=1)]
+    batch: Literal[1] = 1
+
+
+class SearchRecord(Frozen):
+    """How the winner was found, in full: enough to run the search again."""
+
+    sampler: str
+    sampler_settings: dict[str, Any]
+    seed: int
+    trials: int
+    trial_log_digest: str
+    space_digest: str
+
+
+class Provenance(Frozen):
+    config_digest: str
+    data_digest: str
+    trace_digest: str
+    split_prompts: dict[str, int]
+    search: SearchRecord
+    versions: dict[str, str]
+    command_line: str
+
+
+class Evidence(Frozen):
+    """The numbers behind the decision. Every one can be recomputed from the run folder."""
+
+    cost_table: CostTable
+    cost_ratio: float
+    curves: tuple[Curve, ...]
+    results: tuple[PolicyResult, ...]
+    speedup: Interval
+    """Measured speedup of the shipped policy over plain decoding, on prompts no choice has seen."""
+    gain_over_static: Interval
+    """Measured speedup of the tuned policy over the best static tier, on the same prompts."""
+    speedup_replayed: float
+    prediction_error: float
+    """`replayed / measured - 1` of the shipped policy on the report prompts."""
+    acceptance_length: float
+    lossless_tokens: Annotated[int, Field(ge=0)]
+    """Tokens of the confirmation that were compared with plain decoding, all equal."""
+    near_ties: Annotated[int, Field(ge=0)] = 0
+
+
+class PolicyProfile(Frozen):
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: str
+    pair: PairRecord
+    regime: Regime
+    policy: CompiledPolicy
+    source: PolicySource
+    shipped: Literal["adaptive", "static", "off"]
+    reason: str
+    """One sentence: why this kind of policy was shipped."""
+    evidence: Evidence
+    fingerprint: Fingerprint
+    provenance: Provenance
+    digest: str = ""
+    evidence_digest: str = ""
+
+    def decisions_digest(self) -> str:
+        return digest(self.model_dump(mode="json", include={"schema_version", "pair", "regime", "policy"}))
+
+    def rest_digest(self) -> str:
+        return digest(
+            self.model_dump(
+                mode="json",
+                exclude={"schema_version", "pair", "regime", "policy", "digest", "evidence_digest"},
+            )
+        )
+
+    def sealed(self) -> PolicyProfile:
+        """The same profile with both digests filled in."""
+        return self.model_copy(
+            update={"digest": self.decisions_digest(), "evidence_digest": self.rest_digest()}
+        )

@@ -1,0 +1,110 @@
+"""Where a number came from: digests, canonical JSON, versions, and the fingerprint of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from profiles.errors import BadInput
+from profiles.policy import Frozen
+
+FingerprintClass = Literal["hard", "soft", "ignored"]
+
+
+def canonical_json(value: Any) -> str:
+    """One text per value: sorted keys, no spaces, no NaN. Digests are taken over this form.
+
+    Raises BadInput when a number is not finite, since such a document cannot be re-read everywhere.
+    """
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise BadInput(f"only finite numbers can be written down: {error}") from error
+
+
+def digest(value: Any) -> str:
+    """SHA-256 over the canonical JSON of a value, as hex."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            sha.update(block)
+    return sha.hexdigest()
+
+
+def files_digest(paths: Iterable[Path], root: Path) -> str:
+    """One digest over several files: their names relative to `root` and their contents, in name order."""
+    return digest({str(path.relative_to(root)): file_digest(path) for path in sorted(paths)})
+
+
+class Fingerprint(Frozen):
+    """What was measured on. Differences are classed by what they mean for a profile (design section 9)."""
+
+    device: str
+    """`cpu`, or the accelerator's product name."""
+    device_arch: str
+    """ISA for a CPU (`x86_64`), `sm_90` and the like for a GPU."""
+    backend: str
+    backend_version: str
+    dtype: str
+    tensor_parallel: int = 1
+    cpu: str
+    cores: int
+    threads: int
+    simd: tuple[str, ...] = ()
+    governor: str | None = None
+    device_memory_bytes: int | None = None
+    sm_count: int | None = None
+    driver: str | None = None
+    versions: dict[str, str] = {}
+    host: str = ""
+
+    def differences(self, found: Fingerprint) -> list[tuple[str, FingerprintClass, Any, Any]]:
+        """Fields that differ as `(field, class, saved, found)`, hard ones first."""
+        saved_fields, found_fields = self.model_dump(), found.model_dump()
+        rows = [
+            (field, FIELD_CLASS[field], saved_fields[field], found_fields[field])
+            for field in saved_fields
+            if saved_fields[field] != found_fields[field]
+        ]
+        if engine_major(self.backend_version) == engine_major(found.backend_version):
+            rows = [(f, "soft" if f == "backend_version" else c, a, b) for f, c, a, b in rows]
+        return sorted(rows, key=lambda row: ("hard", "soft", "ignored").index(row[1]))
+
+
+FIELD_CLASS: Mapping[str, FingerprintClass] = {
+    "device": "soft",
+    "device_arch": "hard",
+    "backend": "hard",
+    "backend_version": "hard",
+    "dtype": "hard",
+    "tensor_parallel": "hard",
+    "cpu": "soft",
+    "cores": "soft",
+    "threads": "soft",
+    "simd": "soft",
+    "governor": "soft",
+    "device_memory_bytes": "soft",
+    "sm_count": "soft",
+    "driver": "soft",
+    "versions": "soft",
+    "host": "ignored",
+}
+
+
+def engine_major(version: str) -> str:
+    return version.split(".", 1)[0]
+
+
+def finite(value: float, what: str) -> float:
+    """The value itself, or BadInput naming what is not finite."""
+    if not math.isfinite(value):
+        raise BadInput(f"{what} must be finite, got {value}")
+    return value

@@ -1,0 +1,165 @@
+"""What an inference engine must offer: a model that opens sessions, and sessions that run masked passes.
+
+A session is one sequence's cache plus the passes over it. `forward` appends one cache row per token; `keep`
+drops the rows that were not accepted. That is all a backend knows of speculation: trees, policies and
+acceptance live above. `tests/conformance.py` is the kit that every backend must pass.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+
+from profiles.errors import CapacityError, ModelOutputError
+from runtime.policy.tree import BoolArray, FloatArray, IntArray
+from runtime.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model is and how to run it."""
+
+    source: str
+    """Local folder or hub id."""
+    revision: str | None
+    dtype: str
+    device: str
+    threads: int
+    graph_folder: Path | None = None
+    """Folder of the exported step graph, for engines that need one."""
+
+
+class Rows(ABC):
+    """Logits of the rows of one pass, read on demand so that an engine may keep them on its device."""
+
+    @abstractmethod
+    def argmax(self) -> IntArray:
+        """[n] most probable token of every row. Raises ModelOutputError on NaN."""
+
+    @abstractmethod
+    def top(self, k: int) -> tuple[IntArray, FloatArray]:
+        """Tokens [n, k] and log-probabilities [n, k] (float32), best first. Raises ModelOutputError on NaN."""
+
+    @abstractmethod
+    def logits(self) -> FloatArray:
+        """[n, vocab] float32."""
+
+
+@final
+class NumpyRows(Rows):
+    """Rows that already are on the host."""
+
+    def __init__(self, logits: FloatArray) -> None:
+        self._logits = logits
+
+    def argmax(self) -> IntArray:
+        best: IntArray = self._logits.argmax(axis=-1)
+        # numpy's argmax stops at the first NaN, so the value there tells whether the row has one
+        if not np.isfinite(self._logits[np.arange(len(best)), best]).all():
+            raise ModelOutputError("the model produced logits that are not finite; the pass cannot be trusted")
+        return best
+
+    def top(self, k: int) -> tuple[IntArray, FloatArray]:
+        logits = self._logits
+        peak = logits.max(axis=-1, keepdims=True)
+        if not np.isfinite(peak).all():
+            raise ModelOutputError("the model produced logits that are not finite; the pass cannot be trusted")
+        normaliser = peak[:, 0] + np.log(np.exp(logits - peak).sum(axis=-1, dtype=np.float32))
+        if k >= logits.shape[-1]:
+            tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+            values = np.take_along_axis(logits, tokens, axis=-1)
+        else:
+            # sorted by id first, so that equal logits keep the order of their ids
+            some = np.sort(np.argpartition(logits, -k, axis=-1)[:, -k:], axis=-1)
+            values = np.take_along_axis(logits, some, axis=-1)
+            order = np.argsort(-values, axis=-1, kind="stable")
+            tokens = np.take_along_axis(some, order, axis=-1)
+            values = np.take_along_axis(values, order, axis=-1)
+        return tokens, np.minimum(values - normaliser[:, None], np.float32(0.0))
+
+    def logits(self) -> FloatArray:
+        return self._logits
+
+
+class Session(ABC):
+    """One sequence on one model. `length` counts the cache rows, committed and drafted."""
+
+    length: int
+    capacity: int
+
+    @final
+    def forward(self, tokens: Sequence[int] | IntArray, positions: IntArray, visible: BoolArray) -> Rows:
+        """Run n tokens at absolute `positions` [n]; `visible` [n, length + n] says what each may attend to.
+
+        Returns when the device is done. The n new cache rows are appended. Raises CapacityError when they
+        do not fit.
+        """
+        n = len(tokens)
+        if self.length + n > self.capacity:
+            raise CapacityError(
+                f"cache rows <= capacity must hold, got {self.length} + {n} rows for a capacity of {self.capacity}"
+            )
+        if visible.shape != (n, self.length + n):
+            raise ValueError(f"visible must be [{n}, {self.length + n}], got {list(visible.shape)}")
+        rows = self._run(np.asarray(tokens, dtype=np.int64), positions, visible)
+        self.length += n
+        return rows
+
+    @final
+    def keep(self, base: int, rows: Sequence[int]) -> None:
+        """Keep the first `base` cache rows and, of those after, the offsets `rows` (ascending), in order."""
+        if not 0 <= base <= self.length or any(not 0 <= r < self.length - base for r in rows):
+            raise ValueError(f"rows {list(rows)} after {base} are not all within the {self.length} cached")
+        if any(b <= a for a, b in zip(rows, rows[1:], strict=False)):
+            raise ValueError(f"rows must ascend, got {list(rows)}")
+        self._compact(base, list(rows))
+        self.length = base + len(rows)
+
+    @abstractmethod
+    def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
+        """The pass itself; `length` is still the number of rows before it."""
+
+    @abstractmethod
+    def _compact(self, base: int, rows: list[int]) -> None:
+        """Move the kept rows to `base`; `length` is updated by the caller."""
+
+
+class Model(ABC):
+    """Loaded weights. Opening a session is the only way to run them."""
+
+    backend: str
+    backend_version: str
+    dtype: str
+    vocab_size: int
+    token_limit: int
+    """Ids from here on are never proposed: padding of the head, or unknown to the other model."""
+    max_positions: int
+
+    @abstractmethod
+    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
+        """Prefill a prompt; returns the session and the logits of the prompt's last position ([1, vocab]).
+
+        Raises CapacityError when the prompt does not fit `capacity`, or `capacity` exceeds `max_positions`.
+        """
+
+    @final
+    def check_capacity(self, prompt_tokens: int, capacity: int) -> None:
+        if capacity > self.max_positions:
+            raise CapacityError(
+                f"prompt + new tokens + tree <= maximal positions of the model must hold, got {capacity} > "
+                f"{self.max_positions}"
+            )
+        if prompt_tokens > capacity:
+            raise CapacityError(f"the prompt has {prompt_tokens} tokens, the cache holds {capacity}")
+
+
+def causal(n: int, past: int) -> BoolArray:
+    """[n, past + n] visibility of n consecutive tokens after `past` rows."""
+    mask: npt.NDArray[np.bool_] = np.tri(n, past + n, past, dtype=np.bool_)
+    return mask

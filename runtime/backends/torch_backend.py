@@ -1,0 +1,149 @@
+"""Any transformers causal or vision-language model as a backend: tree masks, explicit positions, DynamicCache.
+
+Facts this file stands on (checked with transformers 5.24): an additive float mask [1, 1, n, past + n] with the
+dtype's minimum passes through sdpa and eager attention alike, a bool mask is silently wrong under eager;
+positions must always be explicit; the M-RoPE offset is state of the model and is copied per session.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, final
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
+
+from profiles.errors import BadInput, HardwareMissing, ModelOutputError
+from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session
+from runtime.policy.tree import BoolArray, FloatArray, IntArray
+from runtime.prompts import Prompt
+
+
+@final
+class TorchRows(Rows):
+    """Logits on an accelerator: argmax and top-k are taken there, only their results travel."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self._logits = logits
+
+    def argmax(self) -> IntArray:
+        best = self._logits.max(dim=-1)
+        self._check(best.values)
+        return best.indices.cpu().numpy()
+
+    def top(self, k: int) -> tuple[IntArray, FloatArray]:
+        best = torch.log_softmax(self._logits.float(), dim=-1).topk(k, dim=-1)
+        self._check(best.values[:, :1])
+        return best.indices.cpu().numpy(), best.values.cpu().numpy()
+
+    def logits(self) -> FloatArray:
+        return self._logits.float().cpu().numpy()
+
+    @staticmethod
+    def _check(best: torch.Tensor) -> None:
+        # max and topk propagate NaN, so the best value of a row tells whether it has one
+        if not bool(torch.isfinite(best).all()):
+            raise ModelOutputError("the model produced logits that are not finite; the pass cannot be trusted")
+
+
+@final
+class TorchSession(Session):
+    def __init__(self, owner: TorchModel, cache: DynamicCache, length: int, capacity: int, rope_delta: int) -> None:
+        self.length, self.capacity = length, capacity
+        self._owner, self._cache, self._rope_delta = owner, cache, rope_delta
+
+    def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
+        owner = self._owner
+        hidden = torch.finfo(owner.torch_dtype).min
+        mask = torch.zeros(visible.shape, dtype=owner.torch_dtype)
+        mask.masked_fill_(torch.from_numpy(~visible), hidden)
+        with torch.inference_mode():
+            out = owner.model(
+                input_ids=torch.from_numpy(tokens)[None].to(owner.device),
+                position_ids=(torch.from_numpy(positions) + self._rope_delta)[None].to(owner.device),
+                attention_mask=mask[None, None].to(owner.device),
+                use_cache=True,
+                **{owner.cache_argument: self._cache},
+            )
+        return owner.rows(out.logits[0])
+
+    def _compact(self, base: int, rows: list[int]) -> None:
+        # consecutive rows right after the base need no gather, only a crop
+        consecutive = rows == list(range(len(rows)))
+        index = torch.tensor(rows, dtype=torch.long, device=self._owner.device) + base
+        for layer in self._cache.layers:
+            for name in ("keys", "values"):
+                cached = getattr(layer, name)
+                kept = cached[:, :, : base + len(rows)]
+                if not consecutive:
+                    kept = torch.cat([cached[:, :, :base], cached.index_select(2, index)], dim=2)
+                setattr(layer, name, kept)
+
+
+@final
+class TorchModel(Model):
+    """A Hugging Face model on one device."""
+
+    backend = "torch"
+
+    def __init__(self, files: ModelFiles) -> None:
+        if files.device != "cpu" and not torch.cuda.is_available():
+            raise HardwareMissing(f"device '{files.device}' was asked for, but torch sees no CUDA device")
+        self.backend_version = torch.__version__
+        self.dtype = files.dtype
+        self.device = torch.device(files.device)
+        self.torch_dtype: torch.dtype = getattr(torch, files.dtype)
+        if files.device == "cpu":
+            torch.set_num_threads(files.threads)
+        self.model = load_transformers(files).to(self.device)
+        text = self.model.config.get_text_config()
+        if getattr(text, "sliding_window", None) and "sliding_attention" in getattr(text, "layer_types", []):
+            raise BadInput(f"{files.source} has sliding-window layers, whose tree masks are not supported")
+        self.vocab_size = self.token_limit = int(text.vocab_size)
+        self.max_positions = int(text.max_position_embeddings)
+        self.cache_argument = cache_argument(self.model)
+
+    def rows(self, logits: torch.Tensor) -> Rows:
+        logits = logits[:, : self.token_limit]
+        if self.device.type == "cpu":
+            return NumpyRows(logits.float().numpy())
+        torch.cuda.synchronize(self.device)
+        return TorchRows(logits)
+
+    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
+        self.check_capacity(len(prompt), capacity)
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        vision = {
+            name: value.to(self.device, self.torch_dtype) if value.is_floating_point() else value.to(self.device)
+            for name, value in prompt.vision.items()
+        }
+        with torch.inference_mode():
+            out = self.model(
+                input_ids=torch.from_numpy(prompt.input_ids)[None].to(self.device),
+                use_cache=True,
+                logits_to_keep=1,
+                **{self.cache_argument: cache},
+                **vision,
+            )
+        deltas = getattr(getattr(self.model, "model", None), "rope_deltas", None)
+        rope_delta = 0 if deltas is None else int(deltas.flatten()[0])
+        return TorchSession(self, cache, len(prompt), capacity, rope_delta), self.rows(out.logits[0])
+
+
+def load_transformers(files: ModelFiles) -> Any:
+    """The transformers model of a folder or hub id, in evaluation mode, sdpa attention, no remote code."""
+    config = AutoConfig.from_pretrained(files.source, revision=files.revision)
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    model = kind.from_pretrained(
+        files.source,
+        revision=files.revision,
+        dtype=getattr(torch, files.dtype),
+        attn_implementation="sdpa",
+    )
+    return model.eval()
+
+
+def cache_argument(model: Any) -> str:
+    """`cache` from transformers 5.24 on, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+

@@ -1,0 +1,154 @@
+"""The decode loop: draft a tree, select, verify it in one target pass, accept, commit. Read this first.
+
+Plain decoding is the same loop under a policy whose every tier is `off`, so both arms of a comparison run the
+same code and differ in nothing but the tree.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from profiles.errors import BadInput
+from profiles.policy import CompiledPolicy, PolicySource, Tier
+from runtime.backends.base import Session
+from runtime.drafting import Drafter
+from runtime.output import Output, TextCallback
+from runtime.pair import Pair
+from runtime.policy.accept import accept
+from runtime.policy.compile import compile_policy
+from runtime.policy.controller import Controller
+from runtime.policy.signals import compute
+from runtime.policy.tree import Pool, Tree, ancestor_mask, padded_size, select
+from runtime.prompts import Prompt
+from runtime.records import Generation, StepRecord
+
+OFF = Tier(depth=0, nodes=0)
+
+
+def plain_policy() -> CompiledPolicy:
+    """Plain autoregressive decoding, as a policy."""
+    return compile_policy(PolicySource(name="plain", tiers=(OFF,)), verify_sizes=(1,), context_max=1 << 30)
+
+
+def generate(
+    pair: Pair,
+    prompt: Prompt,
+    policy: CompiledPolicy,
+    *,
+    max_new_tokens: int,
+    stop_strings: Sequence[str] = (),
+    on_text: TextCallback | None = None,
+) -> Generation:
+    """Decode one request greedily. The tokens are those of plain decoding, whatever the policy.
+
+    Raises BadInput for impossible limits, CapacityError when prompt, output and tree do not fit the model.
+    """
+    output = Output(pair.encoder.tokenizer, pair.eos_ids, max_new_tokens, stop_strings, on_text)
+    controller = Controller(policy)
+    signal_k = _signal_k(policy, pair)
+
+    start = time.perf_counter_ns()
+    capacity = len(prompt) + max_new_tokens + policy.verify_sizes[-1]
+    target, rows = pair.target.open(prompt, capacity)
+    unseen = rows.argmax().tolist()
+    target_prefill_ns = time.perf_counter_ns() - start
+    drafter = None
+    if controller.drafts:
+        drafted = policy.max_width * max(policy.max_depth - 1, 0)
+        drafter = Drafter(pair.draft, prompt, len(prompt) + max_new_tokens + drafted + 2, signal_k)
+    generation = Generation(
+        tokens=output.tokens,
+        text="",
+        finished="length",
+        prompt_tokens=len(prompt),
+        target_prefill_ns=target_prefill_ns,
+        draft_prefill_ns=drafter.prefill_ns if drafter else 0,
+    )
+    output.take(unseen)
+    output.stream()
+
+    while output.finished is None:
+        start, draft_before = time.perf_counter_ns(), drafter.pass_ns if drafter else 0
+        position, context, signal = len(output.tokens) - 1, target.length + 1, math.nan
+
+        # draft: the root distribution gives the signal, the signal gives the tier
+        tier, pool = OFF, Pool()
+        if drafter is not None:
+            logprobs = drafter.root_logprobs(unseen)
+            signal = float(compute(policy.signal.kind, logprobs, policy.signal.top_k))
+            tier = controller.choose(signal, context)
+            pool = drafter.grow(tier)
+        tree = select(pool, tier.nodes, root_token=output.tokens[-1])
+
+        # verify and accept
+        target_tokens, verify_ns = verify(target, tree, policy.verify_sizes)
+        path, bonus = accept(tree, target_tokens)
+
+        # commit: keep accepted rows in both caches, emit
+        target.keep(context - 1, [0, *path])
+        accepted_tokens = [tree.tokens[node] for node in path]
+        kept = drafter.commit(pool, [tree.pool_index[node] for node in path]) if drafter else 0
+        unseen = [*accepted_tokens[kept:], bonus]
+        emitted = output.take([*accepted_tokens, bonus])
+        accepted = min(len(path), emitted)
+        controller.observe(tier, accepted)
+
+        end = time.perf_counter_ns()
+        generation.rounds.append(
+            StepRecord(
+                position=position,
+                context=context,
+                tier=tier,
+                signal=signal,
+                levels=_levels(tier, pool, drafter),
+                nodes=len(tree) - 1,
+                accepted=accepted,
+                emitted=emitted,
+                draft_ns=drafter.pass_ns - draft_before if drafter else 0,
+                verify_ns=verify_ns,
+                round_ns=end - start,
+            )
+        )
+        output.stream()
+
+    generation.finished = output.finished
+    generation.text = output.text()
+    generation.outside_hull = controller.outside_hull
+    return generation
+
+
+def verify(target: Session, tree: Tree, verify_sizes: tuple[int, ...]) -> tuple[list[int], int]:
+    """One target pass over a tree, padded to its verify size. Returns the target's token after every node and
+    the time of the pass. Padding nodes see only the root and themselves; nothing sees them."""
+    past, n = target.length, len(tree)
+    size = padded_size(n - 1, verify_sizes)
+    visible = np.zeros((size, past + size), dtype=np.bool_)
+    visible[:, : past + 1] = True
+    visible[:n, past : past + n] = ancestor_mask(tree.parents)
+    padding = np.arange(n, size)
+    visible[padding, past + padding] = True
+    positions = np.full(size, past)
+    positions[:n] += tree.depths
+    start = time.perf_counter_ns()
+    rows = target.forward(tree.tokens + tree.tokens[:1] * (size - n), positions, visible)
+    verify_ns = time.perf_counter_ns() - start
+    return rows.argmax()[:n].tolist(), verify_ns
+
+
+def _levels(tier: Tier, pool: Pool, drafter: Drafter | None) -> int:
+    """Draft passes of the round: the catch-up pass, and one per frontier that was expanded."""
+    if drafter is None:
+        return 0
+    return pool.depths[-1] if tier.depth else 1
+
+
+def _signal_k(policy: CompiledPolicy, pair: Pair) -> int:
+    """Children of the root that are read every round. Raises BadInput when the vocabulary is smaller."""
+    needed = max(policy.max_width, policy.signal.top_k)
+    if needed > pair.draft.token_limit:
+        raise BadInput(f"width and signal k <= vocabulary must hold, got {needed} > {pair.draft.token_limit}")
+    return needed

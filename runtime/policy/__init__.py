@@ -1,0 +1,1 @@
+"""The policy core: trees, signals, the controller, compilation and acceptance. numpy only, never torch."""

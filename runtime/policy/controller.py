@@ -1,0 +1,70 @@
+"""The controller: what the runtime asks once per round. State is the history window and the last signal."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+
+from profiles.policy import CompiledPolicy, HistorySpec, Tier
+
+LOW, MID, HIGH = 0, 1, 2
+FIRST_LAGGED_SIGNAL = 0.5
+"""What a lagged policy assumes before the first round (SAGE starts at alpha = 0.5)."""
+
+
+def next_state(history: HistorySpec, state: int, total: int, count: int) -> int:
+    """History state after a round: mean = total / count of the window against the two thresholds."""
+    mean = total / count
+    if mean < history.low and state != LOW:
+        return LOW
+    if mean > history.high and state != HIGH:
+        return HIGH
+    if state == LOW and mean >= history.low + history.hysteresis:
+        return MID
+    if state == HIGH and mean <= history.high - history.hysteresis:
+        return MID
+    return state
+
+
+class Controller:
+    """Chooses a tier per round from a compiled policy; one instance per generation.
+
+    `tier_rounds` counts the rounds of every tier, `outside_hull` those that fell back to the safe tier.
+    """
+
+    def __init__(self, policy: CompiledPolicy) -> None:
+        self.policy = policy
+        self.drafts = policy.drafts()
+        self.tier_rounds: Counter[Tier] = Counter()
+        self.outside_hull = 0
+        self._edges = list(policy.edges)
+        self._rows = [[policy.tiers[cell] for cell in row] for row in policy.table]
+        self._safe = policy.tiers[policy.safe]
+        self._lag = policy.signal.lag
+        self._previous_signal = FIRST_LAGGED_SIGNAL
+        self._state = MID
+        self._window: deque[int] = deque(maxlen=policy.history.window if policy.history else 1)
+        self._total = 0
+
+    def choose(self, signal: float, context: int) -> Tier:
+        """The tier of this round. `context` counts the committed tokens, prompt included."""
+        if self._lag:
+            signal, self._previous_signal = self._previous_signal, signal
+        if context > self.policy.context_max:
+            self.outside_hull += 1
+            tier = self._safe
+        else:
+            tier = self._rows[bisect_right(self._edges, signal)][self._state]
+        self.tier_rounds[tier] += 1
+        return tier
+
+    def observe(self, tier: Tier, accepted: int) -> None:
+        """Tell the history what a round accepted (bonus excluded). Plain steps say nothing about the draft."""
+        history = self.policy.history
+        if history is None or tier.depth == 0:
+            return
+        if len(self._window) == history.window:
+            self._total -= self._window[0]
+        self._window.append(accepted)
+        self._total += accepted
+        self._state = next_state(history, self._state, self._total, len(self._window))

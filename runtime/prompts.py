@@ -1,0 +1,131 @@
+"""Requests and prompts: what a user asks, and what a model is fed.
+
+A `Request` is chat messages with images or video frames; a `Prompt` is the token ids with every placeholder
+expanded plus the tensors that the vision tower takes. Images go into the prefill only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from profiles.errors import BadInput
+from runtime.policy.tree import IntArray
+
+Modality = Literal["text", "image", "video"]
+VIDEO_MAX_FRAMES = 64
+
+
+@dataclass(frozen=True)
+class Request:
+    """Chat messages in the Hugging Face form; `{"type": "image"}` entries take `images` in order."""
+
+    messages: list[dict[str, Any]]
+    images: list[Image.Image] = field(default_factory=list)
+    videos: list[list[Image.Image]] = field(default_factory=list)
+
+    @property
+    def modality(self) -> Modality:
+        return "video" if self.videos else "image" if self.images else "text"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids [L] with placeholders expanded, and the vision inputs (torch tensors by argument name)."""
+
+    input_ids: IntArray
+    vision: dict[str, Any]
+    modality: Modality
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+def ask(text: str, images: Sequence[Path] = (), video: Sequence[Path] = ()) -> Request:
+    """A one-turn request. Raises BadInput on an empty prompt or an unreadable picture."""
+    if not text.strip():
+        raise BadInput("the prompt is empty; a prompt needs at least one character that is not a space")
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
+    content += [{"type": "video"}] if video else []
+    content.append({"type": "text", "text": text})
+    return Request(
+        messages=[{"role": "user", "content": content}],
+        images=[load_image(path) for path in images],
+        videos=[load_video(video)] if video else [],
+    )
+
+
+def load_image(path: Path) -> Image.Image:
+    """Decode a picture fully, as RGB. Raises BadInput naming the file and what is wrong with it."""
+    if not path.exists():
+        raise BadInput(f"no such image: {path}")
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return image.convert("RGB")
+    except UnidentifiedImageError:
+        raise BadInput(f"{path} is not an image in a known format") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise BadInput(f"{path} cannot be decoded: {error}") from error
+
+
+def load_video(paths: Sequence[Path]) -> list[Image.Image]:
+    """Frames of a video: a list of pictures, one folder of pictures, or one animated picture (GIF, WebP)."""
+    if len(paths) == 1 and paths[0].is_dir():
+        paths = sorted(p for p in paths[0].iterdir() if p.suffix.lower() in {".png", ".jpg", ".jpeg", ".webp"})
+        if not paths:
+            raise BadInput("the video folder holds no png, jpg or webp frames")
+    frames = _animation(paths[0]) if len(paths) == 1 else [load_image(path) for path in paths]
+    if not 1 <= len(frames) <= VIDEO_MAX_FRAMES:
+        raise BadInput(f"a video must have 1 to {VIDEO_MAX_FRAMES} frames, got {len(frames)}; sample it first")
+    return frames
+
+
+def _animation(path: Path) -> list[Image.Image]:
+    load_image(path)  # one place decides what an unreadable picture is
+    frames = []
+    with Image.open(path) as image:
+        for i in range(min(getattr(image, "n_frames", 1), VIDEO_MAX_FRAMES + 1)):
+            image.seek(i)
+            frames.append(image.convert("RGB"))
+    return frames
+
+
+class PromptEncoder:
+    """Messages to prompts, through the pair's own tokenizer, chat template and processor."""
+
+    def __init__(self, tokenizer: Any, processor: Any | None) -> None:
+        self.tokenizer = tokenizer
+        self.processor = processor
+
+    def encode(self, request: Request) -> Prompt:
+        """Raises BadInput when the pair has no processor for the request's pictures, or nothing is left to read."""
+        templated = self.tokenizer if self.tokenizer.chat_template else self.processor
+        if templated is None or not templated.chat_template:
+            raise BadInput("the pair has no chat template; messages cannot be turned into a prompt")
+        text = templated.apply_chat_template(request.messages, add_generation_prompt=True, tokenize=False)
+        if request.modality == "text":
+            ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
+            vision: dict[str, Any] = {}
+        else:
+            if self.processor is None:
+                raise BadInput(f"this pair reads text only, the request has a {request.modality}")
+            inputs = dict(
+                self.processor(
+                    text=[text],
+                    images=request.images or None,
+                    videos=request.videos or None,
+                    return_tensors="pt",
+                )
+            )
+            inputs.pop("attention_mask", None)
+            ids = inputs.pop("input_ids")[0].numpy().astype(np.int64)
+            vision = inputs
+        if not len(ids):
+            raise BadInput("the prompt has no tokens")
+        return Prompt(ids, vision, request.modality)

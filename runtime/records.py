@@ -1,0 +1,70 @@
+"""What decoding leaves behind: one `StepRecord` per round and the `Generation` that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from profiles.policy import Tier
+
+Finished = Literal["eos", "length", "stop"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One round. `accepted` counts draft tokens that were emitted; `emitted` includes the bonus."""
+
+    position: int
+    """Index of the root token in the output."""
+    context: int
+    """Committed tokens before the round, prompt included."""
+    tier: Tier
+    signal: float
+    """The policy's signal, NaN when no draft pass was made."""
+    levels: int
+    """Draft passes made, the catch-up pass included."""
+    nodes: int
+    """Nodes verified, root and padding excluded."""
+    accepted: int
+    emitted: int
+    draft_ns: int
+    """Time inside draft passes."""
+    verify_ns: int
+    """Time inside the target pass."""
+    round_ns: int
+    """Time of the whole round; the rest is host time."""
+
+    @property
+    def host_ns(self) -> int:
+        return self.round_ns - self.draft_ns - self.verify_ns
+
+
+@dataclass
+class Generation:
+    """Output of one request. Times are wall-clock nanoseconds."""
+
+    tokens: list[int]
+    text: str
+    finished: Finished
+    prompt_tokens: int
+    target_prefill_ns: int
+    draft_prefill_ns: int
+    rounds: list[StepRecord] = field(default_factory=list)
+    outside_hull: int = 0
+
+    @property
+    def decode_ns(self) -> int:
+        """Time of all rounds. The first token comes from the prefill and is not part of it."""
+        return sum(record.round_ns for record in self.rounds)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per round, bonus included; 1.0 when no round was needed."""
+        return (len(self.tokens) - 1) / len(self.rounds) if self.rounds else 1.0
+
+    def tier_rounds(self) -> dict[str, int]:
+        """Rounds per tier label, most used first."""
+        counts: dict[str, int] = {}
+        for record in self.rounds:
+            counts[record.tier.label()] = counts.get(record.tier.label(), 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))

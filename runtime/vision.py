@@ -1,0 +1,120 @@
+"""The vision side of a prompt: processors that need no torchvision, and embeddings for graph engines.
+
+LLaVA-OneVision's stock processor insists on torchvision for its video part. Frames need nothing of it: they
+are resized and normalised like pictures. The same code runs with and without torchvision, so a profile does
+not depend on which one is installed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoImageProcessor, AutoProcessor, LlavaOnevisionProcessor
+from transformers.feature_extraction_utils import BatchFeature
+
+from profiles.errors import BadInput
+from runtime.policy.tree import FloatArray, IntArray
+from runtime.prompts import Prompt
+
+
+class FrameProcessor:
+    """Video frames to `pixel_values_videos` [videos, frames, 3, height, width] by the picture processor's rules."""
+
+    def __init__(self, image_processor: Any) -> None:
+        self._images = image_processor
+
+    def __call__(self, videos: list[list[Any]], **_: Any) -> BatchFeature:
+        pixels = [np.stack([self._frame(frame) for frame in frames]) for frames in videos]
+        return BatchFeature({"pixel_values_videos": torch.from_numpy(np.stack(pixels))})
+
+    def _frame(self, frame: Any) -> FloatArray:
+        rule = self._images
+        image = np.asarray(frame.convert("RGB")).transpose(2, 0, 1)
+        image = rule.resize(image=image, size=rule.size, resample=rule.resample)
+        image = rule.rescale(image=image, scale=rule.rescale_factor)
+        image = rule.normalize(image=image, mean=rule.image_mean, std=rule.image_std)
+        return np.asarray(image, dtype=np.float32)
+
+
+class FramesLlavaOnevisionProcessor(LlavaOnevisionProcessor):
+    """LLaVA-OneVision's processor with a `FrameProcessor` for its video part."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        if isinstance(argument, FrameProcessor):
+            return FrameProcessor
+        return super().check_argument_for_proper_class(argument_name, argument)
+
+
+def load_processor(source: str, revision: str | None, model_type: str, tokenizer: Any) -> Any | None:
+    """The processor of a model folder or hub id; None for a text-only family.
+
+    Raises BadInput when a family's processor needs a package that is missing.
+    """
+    if model_type == "llava_onevision":
+        settings, _ = LlavaOnevisionProcessor.get_processor_dict(source, revision=revision)
+        images = AutoImageProcessor.from_pretrained(source, revision=revision, backend="pil")
+        return FramesLlavaOnevisionProcessor(
+            image_processor=images,
+            tokenizer=tokenizer,
+            video_processor=FrameProcessor(images),
+            **{
+                key: settings[key]
+                for key in ("num_image_tokens", "vision_feature_select_strategy", "vision_aspect_ratio")
+                if key in settings
+            },
+            chat_template=tokenizer.chat_template,
+        )
+    try:
+        processor = AutoProcessor.from_pretrained(source, revision=revision)
+    except ImportError as error:
+        raise BadInput(
+            f"the processor of '{model_type}' needs a package that is not installed (pip install "
+            f"'sage_tune[vision]'): {str(error).strip().splitlines()[0]}"
+        ) from error
+    return processor if hasattr(processor, "image_processor") else None
+
+
+class _Captured(Exception):
+    """Carries the language model's inputs out of a forward pass that has done its vision part."""
+
+    def __init__(self, embeds: torch.Tensor) -> None:
+        super().__init__()
+        self.embeds = embeds
+
+
+class PromptEmbedder:
+    """Prompts to language-model inputs [L, hidden], for engines whose graph holds the text side only.
+
+    The family's own forward pass merges the picture features; it is cut off where the language model starts,
+    so its decoder layers are dropped to free their memory.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+        text.layers = torch.nn.ModuleList()
+        text.register_forward_pre_hook(self._capture, with_kwargs=True)
+        self._text = text
+
+    @staticmethod
+    def _capture(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        raise _Captured(kwargs["inputs_embeds"])
+
+    def __call__(self, prompt: Prompt) -> FloatArray:
+        ids = torch.from_numpy(prompt.input_ids)[None]
+        if not prompt.vision:
+            return self.tokens(prompt.input_ids)
+        with torch.inference_mode():
+            try:
+                self._model(input_ids=ids, **prompt.vision, use_cache=False)
+            except _Captured as captured:
+                return np.ascontiguousarray(captured.embeds[0].float().numpy())
+        raise RuntimeError("the language model was never reached; the family merges its inputs elsewhere")
+
+    def tokens(self, ids: IntArray) -> FloatArray:
+        """[n] token ids -> [n, hidden]."""
+        with torch.inference_mode():
+            embeds = self._text.get_input_embeddings()(torch.from_numpy(np.asarray(ids)))
+        return np.ascontiguousarray(embeds.float().numpy())
