@@ -49,7 +49,7 @@ def two_part_attention(
     scaling: float,
     past_keys: list[torch.Tensor],
     past_values: list[torch.Tensor],
-    **_: Any,
+    **_unused: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of n new tokens over `past` cached and n new rows, without joining the two.
 
@@ -78,7 +78,7 @@ class NewRows:
         self.values: list[torch.Tensor] = []
 
     def update(
-        self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+        self, key: torch.Tensor, value: torch.Tensor, *_unused: Any, **_ignored: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.keys.append(key[0].transpose(0, 1))
         self.values.append(value[0].transpose(0, 1))
@@ -145,7 +145,12 @@ def export_step_graph(model: Any, folder: Path, cache_argument: str) -> StepGrap
     try:
         with atomic_path(folder / GRAPH_FILE) as path:
             _export(
-                Step(text, model.lm_head, cache_argument), layers, kv_heads, head_dim, config.hidden_size, path
+                Step(text, model.lm_head, cache_argument),
+                layers,
+                kv_heads,
+                head_dim,
+                config.hidden_size,
+                path,
             )
     finally:
         config._attn_implementation = before

@@ -19,14 +19,12 @@ from profiles.store import parse, read_toml
 class DataConfig(Frozen):
     """Calibration prompts and their split."""
 
-    path: Annotated[
-        str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")
-    ] = None
+    path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
+        None
+    )
     prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
-    skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = (
-        False
-    )
+    skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False
     tune_share: Annotated[float, Field(gt=0, lt=1, description="share of prompts that the search sees")] = 0.5
     select_share: Annotated[float, Field(gt=0, lt=1, description="share that chooses among finalists")] = 0.2
 
@@ -66,9 +64,7 @@ class GridConfig(Frozen):
             if list(values) != sorted(set(values)) or values[0] < 1 or values[-1] > top:
                 raise ValueError(f"{name} must ascend within [1, {top}], got {values}")
         if self.verify_sizes[:2] != (1, 2):
-            raise ValueError(
-                f"verify_sizes must begin with 1, 2 (a plain step, one node), got {self.verify_sizes}"
-            )
+            raise ValueError(f"verify_sizes must begin with 1, 2 (a plain step, one node), got {self.verify_sizes}")
         if self.depth + 1 > self.verify_sizes[-1]:
             raise ValueError(
                 f"a chain of depth {self.depth} needs verify size {self.depth + 1}, the largest is "
@@ -104,9 +100,7 @@ class SearchConfig(Frozen):
     stops: Annotated[
         tuple[float, ...], Field(min_length=1, description="stop probabilities a tier may use; 0 is none")
     ] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-    monotone: Annotated[
-        bool, Field(description="depth may not rise and width may not fall with the signal")
-    ] = True
+    monotone: Annotated[bool, Field(description="depth may not rise and width may not fall with the signal")] = True
 
 
 class ConfirmConfig(Frozen):
@@ -140,7 +134,8 @@ class TuneConfig(Frozen):
         int, Field(ge=0, le=1024, description="CPU threads, pinned and recorded; 0 takes every core")
     ] = 0
     budget_s: Annotated[
-        float | None, Field(gt=0, description="wall-clock bound of a command; it stops cleanly with what it has")
+        float | None,
+        Field(gt=0, description="wall-clock bound of a command; it stops cleanly with what it has"),
     ] = None
     data: DataConfig = DataConfig()
     grid: GridConfig = GridConfig()

@@ -78,8 +78,7 @@ class CostTable(Frozen):
     def cost_ratio(self) -> float:
         """Target-to-draft cost: one-token target pass over one-token draft pass, mean over contexts."""
         one = {
-            model: [p.median_ns for p in self.passes if p.model == model and p.n == 1]
-            for model in ("target", "draft")
+            model: [p.median_ns for p in self.passes if p.model == model and p.n == 1] for model in ("target", "draft")
         }
         return (sum(one["target"]) / len(one["target"])) / (sum(one["draft"]) / len(one["draft"]))
 

@@ -7,6 +7,7 @@ The lowering between the two is `runtime.policy.compile`.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -102,9 +103,7 @@ class HistorySpec(Frozen):
         if not self.low < self.high:
             raise ValueError(f"low < high must hold, got low={self.low}, high={self.high}")
         if self.low + self.hysteresis > self.high - self.hysteresis:
-            raise ValueError(
-                f"low + hysteresis <= high - hysteresis must hold (else no mean is 'mid'), got {self!r}"
-            )
+            raise ValueError(f"low + hysteresis <= high - hysteresis must hold (else no mean is 'mid'), got {self!r}")
         if self.min_depth > self.max_depth:
             raise ValueError(f"min_depth <= max_depth must hold, got {self.min_depth} > {self.max_depth}")
         return self
@@ -131,7 +130,7 @@ class PolicySource(Frozen):
             raise ValueError(
                 f"one tier more than edges must be given, got {len(self.tiers)} tiers for {len(self.edges)} edges"
             )
-        if any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(self.edges)):
             raise ValueError(f"edges must be strictly increasing, got {self.edges}")
         if self.monotone:
             drafted = [t for t in self.tiers if t.depth]
@@ -166,7 +165,7 @@ class CompiledPolicy(Frozen):
     def _total(self) -> Self:
         if len(self.table) != len(self.edges) + 1:
             raise ValueError(f"the table needs {len(self.edges) + 1} rows, got {len(self.table)}")
-        if any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(self.edges)):
             raise ValueError(f"edges must be strictly increasing, got {self.edges}")
         if list(self.verify_sizes) != sorted(set(self.verify_sizes)) or self.verify_sizes[:1] != (1,):
             raise ValueError(f"verify sizes must ascend from 1, got {self.verify_sizes}")
@@ -185,8 +184,10 @@ class CompiledPolicy(Frozen):
         return any(self.tiers[cell].depth for row in self.table for cell in row)
 
     def verdict(self) -> Literal["adaptive", "static", "off"]:
-        """What kind of policy this is: one that reacts, one tree for all rounds, or plain decoding."""
+        """What kind of policy this is: one whose tree reacts (to signal, history or its own scores, through
+        `stop`), one tree for all rounds, or plain decoding."""
         if not self.drafts():
             return "off"
         cells = {cell for row in self.table for cell in row}
-        return "static" if len(cells) == 1 else "adaptive"
+        reacts = len(cells) > 1 or any(self.tiers[cell].stop for cell in cells)
+        return "adaptive" if reacts else "static"

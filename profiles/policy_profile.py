@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
@@ -14,7 +14,7 @@ from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy import CompiledPolicy, Frozen, PolicySource
 from profiles.provenance import Fingerprint, digest
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 
 class ModelRecord(Frozen):
@@ -85,7 +85,7 @@ class Evidence(Frozen):
 
 
 class PolicyProfile(Frozen):
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1] = 1
     name: str
     pair: PairRecord
     regime: Regime
@@ -113,6 +113,4 @@ class PolicyProfile(Frozen):
 
     def sealed(self) -> PolicyProfile:
         """The same profile with both digests filled in."""
-        return self.model_copy(
-            update={"digest": self.decisions_digest(), "evidence_digest": self.rest_digest()}
-        )
+        return self.model_copy(update={"digest": self.decisions_digest(), "evidence_digest": self.rest_digest()})

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from profiles.errors import BadInput
 from profiles.policy import Frozen
 
@@ -63,7 +65,7 @@ class Fingerprint(Frozen):
     device_memory_bytes: int | None = None
     sm_count: int | None = None
     driver: str | None = None
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     host: str = ""
 
     def differences(self, found: Fingerprint) -> list[tuple[str, FingerprintClass, Any, Any]]:

@@ -46,7 +46,7 @@ class PairSpec(Frozen):
     weights_gib: Annotated[float, Field(gt=0)]
     """Memory that the weights of both models take in `dtype`."""
     note: str = ""
-    folder: Path = Path(".")
+    folder: Path = Path()
     """Where relative paths start: the folder of the file that was read."""
 
     def resolve(self, source: ModelSource) -> str:

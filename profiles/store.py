@@ -33,7 +33,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.chmod(0o644)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -47,9 +47,7 @@ def write_json(path: Path, value: Any) -> None:
     """Pretty JSON with sorted keys; the same value gives the same bytes."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    write_text(
-        path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, kind: type[Model]) -> Model:
@@ -89,8 +87,7 @@ def load_profile(path: Path) -> PolicyProfile:
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ProfileError(
-            f"{path} has schema version {version}, newer than the {SCHEMA_VERSION} this release reads; "
-            "update sage_tune"
+            f"{path} has schema version {version}, newer than the {SCHEMA_VERSION} this release reads; update sage_tune"
         )
     profile = parse(PolicyProfile, raw, str(path))
     for name, saved, found in (
@@ -133,7 +130,7 @@ def _known_names(kind: type[BaseModel], loc: tuple[Any, ...]) -> list[str]:
     for part in loc[:-1]:
         if isinstance(part, int):
             continue
-        field = current.model_fields.get(part) if isinstance(current, type) else None
+        field = current.model_fields.get(part)
         if field is None:
             return []
         current = _model_in(field.annotation)

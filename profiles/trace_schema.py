@@ -28,10 +28,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from profiles.policy import Frozen
+from profiles.policy import Frozen, SignalKind
 
 TRACE_VERSION = 1
-SIGNAL_COLUMNS = ("entropy", "one_minus_top1", "one_minus_margin")
+SIGNAL_COLUMNS: tuple[SignalKind, ...] = ("entropy", "one_minus_top1", "one_minus_margin")
 
 
 class DraftRule(Frozen):

@@ -39,9 +39,10 @@ class Drafter:
         self.pass_ns += time.perf_counter_ns() - start
         # only the last token's children matter
         tokens, logprobs = rows.top(self._top_k)
-        self._root = tokens[-1], logprobs[-1]
+        root_logprobs: FloatArray = logprobs[-1]
+        self._root = tokens[-1], root_logprobs
         self._committed = self._session.length
-        return logprobs[-1]
+        return root_logprobs
 
     def grow(self, tier: Tier) -> Pool:
         """Draft the pool of a tier from the last root distribution."""

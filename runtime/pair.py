@@ -142,14 +142,14 @@ def _record(spec: PairSpec, tokenizer: Any, processor: Any | None) -> PairRecord
     settings = {} if processor is None else processor.image_processor.to_dict()
     return PairRecord(
         name=spec.name,
-        target=_model_record(spec, spec.target),
-        draft=_model_record(spec, spec.draft),
+        target=model_record(spec, spec.target),
+        draft=model_record(spec, spec.draft),
         tokenizer_digest=digest([tokenizer.get_vocab(), tokenizer.chat_template]),
         processor_digest=digest(json.loads(json.dumps(settings, default=str))),
     )
 
 
-def _model_record(spec: PairSpec, source: ModelSource) -> ModelRecord:
+def model_record(spec: PairSpec, source: ModelSource) -> ModelRecord:
     if source.hub is not None:
         from transformers import AutoConfig
 

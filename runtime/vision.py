@@ -38,7 +38,7 @@ class FrameProcessor:
         return np.asarray(image, dtype=np.float32)
 
 
-class FramesLlavaOnevisionProcessor(LlavaOnevisionProcessor):
+class FramesLlavaOnevisionProcessor(LlavaOnevisionProcessor):  # type: ignore[misc]  # transformers is untyped
     """LLaVA-OneVision's processor with a `FrameProcessor` for its video part."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:

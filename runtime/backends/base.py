@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
@@ -116,7 +117,7 @@ class Session(ABC):
         """Keep the first `base` cache rows and, of those after, the offsets `rows` (ascending), in order."""
         if not 0 <= base <= self.length or any(not 0 <= r < self.length - base for r in rows):
             raise ValueError(f"rows {list(rows)} after {base} are not all within the {self.length} cached")
-        if any(b <= a for a, b in zip(rows, rows[1:], strict=False)):
+        if any(b <= a for a, b in pairwise(rows)):
             raise ValueError(f"rows must ascend, got {list(rows)}")
         self._compact(base, list(rows))
         self.length = base + len(rows)

@@ -42,18 +42,14 @@ class OnnxSession(Session):
         self.length, self.capacity = 0, capacity
         self._owner = owner
         # [key/value of every layer, capacity, heads, dim]; filled so that no page is touched first in a timed pass
-        self._cache = np.full(
-            (2 * graph.layers, capacity, graph.kv_heads, graph.head_dim), 0.0, dtype=np.float32
-        )
+        self._cache = np.full((2 * graph.layers, capacity, graph.kv_heads, graph.head_dim), 0.0, dtype=np.float32)
         self._row_bytes = graph.kv_heads * graph.head_dim * 4
         self._starts = [self._cache[i].ctypes.data for i in range(2 * graph.layers)]
 
     def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
         return self.run_embeds(self._owner.embeddings[tokens], positions, visible, np.arange(len(tokens)))
 
-    def run_embeds(
-        self, embeds: FloatArray, positions: IntArray, visible: BoolArray, logit_rows: IntArray
-    ) -> Rows:
+    def run_embeds(self, embeds: FloatArray, positions: IntArray, visible: BoolArray, logit_rows: IntArray) -> Rows:
         """One graph run over embeddings [n, hidden]; logits of `logit_rows` only."""
         owner, past, n = self._owner, self.length, len(embeds)
         graph = owner.graph

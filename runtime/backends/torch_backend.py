@@ -146,4 +146,3 @@ def load_transformers(files: ModelFiles) -> Any:
 def cache_argument(model: Any) -> str:
     """`cache` from transformers 5.24 on, `past_key_values` before."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-

@@ -1,0 +1,1 @@
+"""How a policy is found and kept honest: measuring, tracing, replaying, searching, confirming, freezing."""

@@ -1,0 +1,87 @@
+"""Freezing: decision, evidence and provenance into one `PolicyProfile`. The same inputs give the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiles.config import TuneConfig
+from profiles.measurement import CostTable, Curve, Interval, PolicyResult
+from profiles.policy_profile import Evidence, PolicyProfile, Provenance, Regime
+from profiles.provenance import digest
+from runtime.pair import Pair
+from tuner.confirm import Arm, Comparison
+from tuner.machine import versions
+from tuner.outcomes import Record, trace_digest
+from tuner.replay import Replay
+from tuner.run_folder import RunFolder
+from tuner.search import Search
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What ships, why, and the numbers of the report prompts behind it."""
+
+    shipped: Arm
+    reason: str
+    results: tuple[PolicyResult, ...]
+    speedup: Interval
+    gain_over_static: Interval
+    comparison: Comparison
+
+    @property
+    def row(self) -> PolicyResult:
+        return next(result for result in self.results if result.name == self.shipped.name)
+
+    @property
+    def prediction_error(self) -> float:
+        """Replayed over measured speedup, minus one, on the same prompts."""
+        return self.row.speedup_replayed / self.speedup.median - 1.0
+
+
+def freeze(
+    pair: Pair,
+    config: TuneConfig,
+    run: RunFolder,
+    record: Record,
+    replay: Replay,
+    curves: tuple[Curve, ...],
+    search: Search,
+    decision: Decision,
+    command_line: str,
+) -> PolicyProfile:
+    """Put everything together. The profile is sealed by `profiles.store.save_profile`."""
+    table: CostTable = replay.costs.table
+    row = decision.row
+    manifest = record.manifest
+    return PolicyProfile(
+        name=f"{pair.spec.name}-{config.gpu}",
+        pair=pair.record,
+        regime=Regime(modalities=tuple(sorted({s.modality for s in record.samples})), context_max=record.context_max),
+        policy=decision.shipped.policy,
+        source=decision.shipped.source,
+        shipped=decision.shipped.policy.verdict(),
+        reason=decision.reason,
+        evidence=Evidence(
+            cost_table=table,
+            cost_ratio=table.cost_ratio(),
+            curves=curves,
+            results=decision.results,
+            speedup=decision.speedup,
+            gain_over_static=decision.gain_over_static,
+            speedup_replayed=row.speedup_replayed,
+            prediction_error=decision.prediction_error,
+            acceptance_length=row.acceptance_length,
+            lossless_tokens=decision.comparison.tokens,
+            near_ties=decision.comparison.near_ties,
+        ),
+        fingerprint=run.fingerprint(),
+        provenance=Provenance(
+            config_digest=digest(config.model_dump(mode="json")),
+            data_digest=manifest.data_digest,
+            trace_digest=trace_digest(run.trace),
+            split_prompts={split: len(record.split_samples(split)) for split in ("tune", "select", "report")},
+            search=search.record(),
+            versions=versions(),
+            command_line=command_line,
+        ),
+    )

@@ -1,0 +1,113 @@
+"""Losslessness and exactness: two outputs token for token, and live rounds against replayed rounds.
+
+Passes of different shape round differently, so a decision between two nearly equal numbers may fall either
+way. Such a near tie is shown with its margin and counted; anything else is a bug.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiles.errors import LosslessError
+from profiles.policy import CompiledPolicy
+from runtime.backends.base import causal
+from runtime.pair import Pair
+from runtime.prompts import Prompt
+from runtime.records import StepRecord
+from tuner.outcomes import Record
+from tuner.replay import Walk
+
+NEAR_TIE = 1e-5
+"""Margin in nats below which a decision may fall either way in float32."""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """First position where two outputs differ, and how close the target's two best tokens were there."""
+
+    position: int
+    margin: float
+    top2: tuple[int, int]
+
+    @property
+    def verdict(self) -> str:
+        return "tie" if self.margin < NEAR_TIE else "bug"
+
+
+def first_divergence(pair: Pair, prompt: Prompt, plain: list[int], other: list[int]) -> Divergence | None:
+    """Compare an output with plain decoding; None when they are equal."""
+    if plain == other:
+        return None
+    shared = min(len(plain), len(other))
+    position = next((i for i in range(shared) if plain[i] != other[i]), shared)
+    session, rows = pair.target.open(prompt, len(prompt) + position + 1)
+    if position:
+        start = session.length
+        rows = session.forward(plain[:position], np.arange(start, start + position), causal(position, start))
+    tokens, logprobs = rows.top(2)
+    return Divergence(position, float(logprobs[-1, 0] - logprobs[-1, 1]), (int(tokens[-1, 0]), int(tokens[-1, 1])))
+
+
+def require_equal(pair: Pair, prompt: Prompt, plain: list[int], other: list[int], what: str) -> bool:
+    """True when equal, False for a near tie. Raises LosslessError for anything else."""
+    found = first_divergence(pair, prompt, plain, other)
+    if found is None:
+        return True
+    if found.verdict == "tie":
+        return False
+    raise LosslessError(
+        f"{what}: output differs from plain decoding at token {found.position}; the target's margin there is "
+        f"{found.margin:.2e} nats (top 2: {found.top2}), so this is a bug and no number of it counts"
+    )
+
+
+@dataclass(frozen=True)
+class RoundComparison:
+    """Live rounds of one generation against its replayed rounds."""
+
+    rounds: int
+    equal: int
+    """Rounds with the same position, tier, accepted, nodes and levels."""
+    first_margin: float | None
+    """Margin of the first differing decision; later rounds of that generation are not comparable."""
+
+
+def compare_rounds(
+    live: list[StepRecord], policy: CompiledPolicy, walk: Walk, sample: int, record: Record
+) -> RoundComparison:
+    """Round by round. `walk` must contain `sample`, an index into the record."""
+    mine = np.nonzero(walk.samples == sample)[0]
+    for i, step in enumerate(live):
+        if i >= len(mine):
+            return RoundComparison(len(live), i, 0.0)
+        row = mine[i]
+        replayed = (
+            int(walk.at[row] - record.start[sample]),
+            policy.tiers[walk.tier_index[row]],
+            int(walk.accepted[row]),
+            int(walk.nodes[row]),
+            int(walk.levels[row]),
+        )
+        if replayed != (step.position, step.tier, step.accepted, step.nodes, step.levels):
+            return RoundComparison(i + 1, i, _margin(step, policy, record, int(walk.at[row])))
+    if len(live) != len(mine):
+        return RoundComparison(max(len(live), len(mine)), min(len(live), len(mine)), math.inf)
+    return RoundComparison(len(live), len(live), None)
+
+
+def _margin(step: StepRecord, policy: CompiledPolicy, record: Record, at: int) -> float:
+    """How close the closest decision of a round was: signal to edge, stop to frontier, node to node budget."""
+    gaps = [abs(step.signal - edge) for edge in policy.edges] or [math.inf]
+    tier = step.tier
+    if tier.depth:
+        width = tier.width
+        scores = record.column(f"beam_{width}.pool_scores")[at].reshape(-1)
+        scores = np.sort(scores[np.isfinite(scores)])[::-1].astype(np.float64)
+        gaps.append(float(np.diff(-scores).min()) if len(scores) > 1 else math.inf)
+        if tier.stop:
+            best = record.column(f"beam_{width}.frontier_best")[at].astype(np.float64)
+            gaps.append(float(np.abs(best - math.log(tier.stop)).min()))
+    return min(gaps)

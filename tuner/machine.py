@@ -1,0 +1,165 @@
+"""This machine: what it is, which device was asked for, and the fingerprint that a profile carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from profiles.errors import HardwareMissing
+from profiles.provenance import Fingerprint
+from profiles.registry import GpuSpec, gpu_names, load_gpu_spec
+from runtime.backends.base import Model
+
+VERSIONED = (
+    "sage_tune",
+    "torch",
+    "transformers",
+    "onnxruntime",
+    "onnx",
+    "optuna",
+    "polars",
+    "numpy",
+    "pydantic",
+)
+SIMD_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that was found and can be used."""
+
+    spec_name: str
+    torch_name: str
+    """What torch calls it: `cpu`, `cuda:0`."""
+    product: str
+    arch: str
+    memory_bytes: int | None = None
+    sm_count: int | None = None
+
+
+def find_device(name: str) -> Device:
+    """The device a user asked for: `auto` takes an accelerator when there is one.
+
+    Raises HardwareMissing naming what was found, BadInput for a name that no file under profiles/gpus has.
+    """
+    accelerators = _accelerators()
+    if name == "auto":
+        return accelerators[0] if accelerators else _cpu()
+    wanted = [load_gpu_spec(known) for known in gpu_names() if known == name or known.startswith(f"{name}-")]
+    if not wanted:
+        load_gpu_spec(name)
+    if any(spec.kind == "cpu" for spec in wanted):
+        return _cpu()
+    for device in accelerators:
+        if any(_matches(spec, device.product) for spec in wanted):
+            return device
+    found = ", ".join(d.product for d in accelerators) or f"no accelerator, only {cpu_name()}"
+    raise HardwareMissing(
+        f"--gpu {name} asks for {' or '.join(spec.product for spec in wanted)}; this machine has {found}. "
+        "Use --gpu auto to measure what is here"
+    )
+
+
+def cpu_name() -> str:
+    """The CPU's product name, as the kernel reports it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Hardware")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def core_count() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
+    """Everything about this machine that a measured number may depend on."""
+    return Fingerprint(
+        device="cpu" if device.torch_name == "cpu" else device.product,
+        device_arch=device.arch,
+        backend=model.backend,
+        backend_version=model.backend_version,
+        dtype=model.dtype,
+        cpu=cpu_name(),
+        cores=core_count(),
+        threads=threads,
+        simd=_simd(),
+        governor=_read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        device_memory_bytes=device.memory_bytes,
+        sm_count=device.sm_count,
+        driver=_driver(),
+        versions=versions(),
+        host=platform.node(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that numbers may depend on; packages that are absent are left out."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> Device:
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Device("cpu", "cpu", cpu_name(), platform.machine(), pages)
+
+
+def _accelerators() -> list[Device]:
+    """CUDA devices. Without a driver torch is not even imported, so a refusal comes at once."""
+    if _driver() is None:
+        return []
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    devices = []
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        devices.append(
+            Device(
+                spec_name=next(
+                    (n for n in gpu_names() if _matches(load_gpu_spec(n), properties.name)), properties.name
+                ),
+                torch_name=f"cuda:{i}",
+                product=properties.name,
+                arch=f"sm_{properties.major}{properties.minor}",
+                memory_bytes=properties.total_memory,
+                sm_count=properties.multi_processor_count,
+            )
+        )
+    return devices
+
+
+def _matches(spec: GpuSpec, product: str) -> bool:
+    return any(part.casefold() in product.casefold() for part in spec.matches)
+
+
+def _driver() -> str | None:
+    text = _read(Path("/proc/driver/nvidia/version"))
+    return text.splitlines()[0] if text else None
+
+
+def _simd() -> tuple[str, ...]:
+    text = _read(Path("/proc/cpuinfo")) or ""
+    line = next((ln for ln in text.splitlines() if ln.startswith(("flags", "Features"))), "")
+    flags = set(line.split(":", 1)[-1].split())
+    return tuple(flag for flag in SIMD_FLAGS if flag in flags)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

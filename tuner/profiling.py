@@ -1,0 +1,178 @@
+"""The `profile` command: record traces, measure costs, derive curves. Resumable; a budget ends it cleanly."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiles.config import TuneConfig
+from profiles.errors import BadInput, Inconclusive
+from profiles.measurement import CostTable, Curve
+from profiles.policy import PolicySource, Tier
+from profiles.registry import PairSpec
+from profiles.trace_schema import DraftRule, TraceManifest
+from runtime.decode import plain_policy
+from runtime.pair import Pair
+from runtime.policy.compile import compile_policy
+from tuner import costs as cost_measuring
+from tuner.calibration import SPLITS, Sample, data_digest, load_samples
+from tuner.curves import acceptance_curves
+from tuner.machine import Device, fingerprint, versions
+from tuner.outcomes import Record, load_record
+from tuner.progress import Progress
+from tuner.run_folder import RunFolder
+from tuner.timing import Budget
+from tuner.traces import Recorder, part_path
+
+HOST_PROMPTS = 6
+"""Prompts of the live rounds that host time is fitted on."""
+COST_RESERVE_S = 30.0
+"""Part of a budget that recording leaves to the cost table, at most half of it."""
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """What a run folder now holds."""
+
+    record: Record
+    costs: CostTable
+    curves: list[Curve]
+    skipped: list[str]
+
+
+def samples_of(config: TuneConfig, spec: PairSpec) -> list[Sample]:
+    """Calibration samples of a configuration: its own file, else the pair's. Raises BadInput without either."""
+    path = Path(config.data.path) if config.data.path else spec.calibration_path()
+    if path is None:
+        raise BadInput(f"'{spec.name}' ships no calibration set; give one with --data FILE.jsonl")
+    samples = load_samples(path, config.data)
+    needed = {m for m in spec.modalities if m != "text"}
+    if needed and not any(s.modality in needed for s in samples):
+        raise BadInput(
+            f"{path} is text only, but '{spec.name}' is profiled for {', '.join(sorted(needed))}; acceptance on "
+            "text says nothing about pictures"
+        )
+    return samples
+
+
+def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceManifest:
+    """What a record of these samples would depend on."""
+    return TraceManifest(
+        pair_digest=pair.digest,
+        data_digest=data_digest(samples),
+        backend=pair.target.backend,
+        dtype=pair.target.dtype,
+        depth=config.grid.depth,
+        rules=tuple(DraftRule(width=width) for width in config.grid.widths),
+        signal_top_k=config.grid.signal_top_k,
+        versions={k: v for k, v in versions().items() if k in ("torch", "transformers", "onnxruntime")},
+    )
+
+
+def profile(
+    pair: Pair, config: TuneConfig, device: Device, run: RunFolder, budget: Budget, progress: Progress
+) -> Profiled:
+    """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early."""
+    samples = samples_of(config, pair.spec)
+    run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
+    manifest = manifest_of(pair, config, samples)
+    recorder = Recorder(pair, run.trace, manifest)
+    reserve = Budget(max(budget.left_s - min(COST_RESERVE_S, budget.left_s / 2), 0.0))
+    with progress.task("recording traces", len(samples)) as advance:
+        done, skipped = recorder.record_all(samples, reserve, config.data.skip_bad, lambda _: advance(1))
+    if not done:
+        raise Inconclusive("the budget ended before one sample was recorded; run the command again to go on")
+    record = load_record(run.trace)
+    empty = [split for split in SPLITS if len(record.split_samples(split)) < 3]
+    if empty:
+        raise Inconclusive(
+            f"{done} of {len(samples)} samples are recorded, the {' and '.join(empty)} split has fewer than 3; "
+            "run the command again to go on"
+        )
+    table = run.costs() if run.has_costs() else _measure(pair, config, samples, record, run, budget, progress)
+    _check_covered(table, record)
+    curves = acceptance_curves(record)
+    run.save_curves(curves)
+    return Profiled(record, table, curves, skipped)
+
+
+def _measure(
+    pair: Pair,
+    config: TuneConfig,
+    samples: list[Sample],
+    record: Record,
+    run: RunFolder,
+    budget: Budget,
+    progress: Progress,
+) -> CostTable:
+    by_id = {sample.id: sample for sample in samples}
+    tuned = [record.samples[i] for i in record.split_samples("tune")]
+    # long outputs first: they hold most rounds; the prompts of the report take no part
+    longest = sorted(tuned, key=lambda s: -len(s.output))[:HOST_PROMPTS]
+    prompts = [
+        (pair.encoder.encode(by_id[s.id].request()), by_id[s.id].max_new_tokens) for s in longest if s.id in by_id
+    ]
+    contexts = cost_measuring.context_grid(int(record.context.min()), int(record.context.max()), config.grid.contexts)
+    with progress.task("timing passes", 100) as advance:
+        passed = 0.0
+
+        def on_progress(share: float) -> None:
+            nonlocal passed
+            advance(100 * share - passed)
+            passed = 100 * share
+
+        measured = cost_measuring.measure_passes(pair, prompts[0][0], config.grid, config.timing, contexts, on_progress)
+    depth, widest = config.grid.depth, max(config.grid.widths)
+    shapes = [Tier(depth=d, width=1, nodes=d) for d in (1, max(depth // 2, 1), depth)]
+    shapes += [
+        Tier(depth=d, width=widest, nodes=config.grid.node_counts(d, widest)[-1])
+        for d in (1, max(depth // 2, 1), depth)
+        if config.grid.node_counts(d, widest)
+    ]
+    policies = [plain_policy()] + [
+        compile_policy(PolicySource(tiers=(tier,)), config.grid.verify_sizes, record.context_max)
+        for tier in dict.fromkeys(shapes)
+    ]
+    with progress.task("timing live rounds", len(prompts) * len(policies)) as advance:
+        host, _ = cost_measuring.host_time(pair, prompts, policies, budget, lambda _: advance(1))
+    table = cost_measuring.cost_table(measured, host, pair.threads)
+    run.save_costs(table, measured)
+    return table
+
+
+def _check_covered(table: CostTable, record: Record) -> None:
+    """A resumed record may have grown past the contexts that were timed."""
+    contexts = table.contexts()
+    if record.context.min() < contexts[0] or record.context.max() > contexts[-1]:
+        raise BadInput(
+            f"the record reaches contexts {record.context.min()}..{record.context.max()}, passes were timed at "
+            f"{contexts[0]}..{contexts[-1]}; delete costs.json and profile again to time them anew"
+        )
+
+
+def estimate(pair: Pair, config: TuneConfig, folder: Path) -> str:
+    """The plan of a `profile` run. Time and disk are extrapolated from one sample, recorded into a scratch folder."""
+    samples = samples_of(config, pair.spec)
+    manifest = manifest_of(pair, config, samples)
+    missing = [s for s in samples if not part_path(folder / "trace", s.id).exists()]
+    probe = max(samples, key=lambda s: s.max_new_tokens)
+    with tempfile.TemporaryDirectory() as scratch:
+        recorder = Recorder(pair, Path(scratch), manifest)
+        start = time.monotonic()
+        recorder.record_all([probe], Budget(None))
+        sample_s = time.monotonic() - start
+        part_bytes = part_path(Path(scratch), probe.id).stat().st_size
+    rounds = len(config.grid.verify_sizes) * config.timing.samples * config.grid.contexts
+    grid = config.grid
+    recording_min = sample_s * len(missing) / 60
+    lines = [
+        f"plan: {pair.spec.name} on {config.gpu} ({config.backend} {config.dtype}, {config.threads} threads)",
+        f"  into {folder}",
+        f"  record {len(missing)} of {len(samples)} prompts, beams {list(grid.widths)} to depth {grid.depth}",
+        f"  time {rounds} cost rounds over {grid.contexts} contexts, verify sizes {list(grid.verify_sizes)}",
+        f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
+        f"{part_bytes * len(samples) / 1e6:.0f} MB",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The run folder: what `profile` leaves for `tune`, and what makes both resumable.
+
+config.json       resolved configuration        pair.json         digests of models, tokenizer, processor
+fingerprint.json  the machine                   trace/            manifest and one Parquet part per sample
+costs.json        cost table                    cost_samples.parquet   every timing sample behind it
+curves.json       entropy-acceptance curves     study.journal     the Optuna study
+confirm.json      live comparison               NAME.sage.json    the frozen profile
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+from pydantic import TypeAdapter
+
+from profiles.config import TuneConfig
+from profiles.errors import ProfileError
+from profiles.measurement import CostTable, Curve
+from profiles.policy_profile import PairRecord
+from profiles.provenance import Fingerprint
+from profiles.store import atomic_path, read_json, write_json
+
+CURVES = TypeAdapter(tuple[Curve, ...])
+MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
+"""Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
+
+
+class RunFolder:
+    """Paths and contents of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trace = path / "trace"
+        self.journal = path / "study.journal"
+
+    def begin(self, config: TuneConfig, pair: PairRecord, machine: Fingerprint) -> None:
+        """Claim the folder for these inputs. Raises ProfileError when it belongs to others."""
+        saved = self.path / "config.json"
+        if saved.exists():
+            old = read_json(saved, TuneConfig)
+            for name in MEASURED_FIELDS:
+                if getattr(old, name) != getattr(config, name):
+                    raise ProfileError(
+                        f"{self.path} was made with {name} = {getattr(old, name)!r}, asked for "
+                        f"{getattr(config, name)!r}; choose another folder with --out"
+                    )
+            if read_json(self.path / "pair.json", PairRecord) != pair:
+                raise ProfileError(f"{self.path} belongs to another pair or other weights; choose another --out")
+            hard = [row for row in self.fingerprint().differences(machine) if row[1] == "hard"]
+            if hard:
+                field, _, was, found = hard[0]
+                raise ProfileError(f"{self.path} was measured with {field} {was!r}, found {found!r}")
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(self.path / "pair.json", pair)
+            write_json(self.path / "fingerprint.json", machine)
+        write_json(saved, config)
+
+    def config(self) -> TuneConfig:
+        path = self.path / "config.json"
+        if not path.exists():
+            raise ProfileError(f"{self.path} is not a run folder (config.json is missing); run `sage_tune profile`")
+        return read_json(path, TuneConfig)
+
+    def pair(self) -> PairRecord:
+        return read_json(self.path / "pair.json", PairRecord)
+
+    def fingerprint(self) -> Fingerprint:
+        return read_json(self.path / "fingerprint.json", Fingerprint)
+
+    def has_costs(self) -> bool:
+        return (self.path / "costs.json").exists()
+
+    def costs(self) -> CostTable:
+        if not self.has_costs():
+            raise ProfileError(f"{self.path} has no cost table yet; run `sage_tune profile` to the end first")
+        return read_json(self.path / "costs.json", CostTable)
+
+    def save_costs(self, table: CostTable, samples: dict[tuple[str, int, int], list[int]]) -> None:
+        """Samples first: a table never stands without what it was derived from."""
+        rows = [(model, n, c, t) for (model, n, c), times in samples.items() for t in times]
+        frame = pl.DataFrame(rows, schema=["model", "n", "context", "time_ns"], orient="row")
+        with atomic_path(self.path / "cost_samples.parquet") as temporary:
+            frame.write_parquet(temporary, compression="zstd")
+        write_json(self.path / "costs.json", table)
+
+    def save_curves(self, curves: list[Curve]) -> None:
+        write_json(self.path / "curves.json", [curve.model_dump(mode="json") for curve in curves])
+
+    def curves(self) -> tuple[Curve, ...]:
+        path = self.path / "curves.json"
+        if not path.exists():
+            raise ProfileError(f"{self.path} has no curves yet; run `sage_tune profile` to the end first")
+        return CURVES.validate_json(path.read_text(encoding="utf-8"))
