@@ -22,9 +22,10 @@ import click
 import typer
 from rich.console import Console
 
-from profiles.config import TuneConfig, load_config, parse_set, to_toml
-from profiles.errors import BadInput, ProfileError, SageError
-from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
+from profiles.admission import admit
+from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned, to_toml
+from profiles.errors import BadInput, SageError
+from profiles.registry import ModelSource, gpu_names, load_gpu_spec, load_pair_spec, model_names
 from profiles.store import load_profile, write_text
 
 if TYPE_CHECKING:
@@ -37,7 +38,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=(__doc__ or "").splitlines()[0],
 )
-out, err = Console(), Console(stderr=True)
+PIPE_COLUMNS = 120
+"""Width of tables where there is no terminal to ask."""
+out, err = (
+    Console(stderr=to_stderr, width=None if stream.isatty() else PIPE_COLUMNS)
+    for to_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
+)
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
 Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
@@ -106,15 +112,7 @@ def profile(
         f"next: sage_tune tune {folder}"
     )
     if as_json:
-        _print_json(
-            {
-                "run": str(folder),
-                "prompts": len(found.record.samples),
-                "skipped": len(found.skipped),
-                "positions": found.record.positions,
-                "cost_ratio": found.costs.cost_ratio(),
-            }
-        )
+        _print_json({"run": str(folder), **found.document()})
 
 
 @app.command()
@@ -133,7 +131,7 @@ def tune(
     from tuner.tuning import tune as run_tune
 
     run = RunFolder(run_folder)
-    config = _retuned(run.config(), config_path, {"search.trials": trials, "budget_s": _seconds(budget), **_sets(sets)})
+    config = retuned(run.config(), config_path, {"search.trials": trials, "budget_s": _seconds(budget), **_sets(sets)})
     pair, config, device = _open(config)
     from tuner.machine import fingerprint
 
@@ -177,14 +175,8 @@ def run(
         threads=min(saved.threads, len(os.sched_getaffinity(0))),
     )
     pair, config, device = _open(config)
-    if pair.record.model_dump(exclude={"name"}) != frozen.pair.model_dump(exclude={"name"}):
-        changed = [k for k, v in pair.record.model_dump().items() if v != frozen.pair.model_dump()[k]]
-        raise ProfileError(f"{profile_path} was tuned for other files: {', '.join(changed)} differ; tune again")
-    for field, kind, was, found in saved.differences(fingerprint(pair.target, device, pair.threads)):
-        if kind == "hard":
-            raise ProfileError(f"{profile_path} was tuned with {field} {was!r}, this machine has {found!r}")
-        if kind == "soft" and field != "versions":
-            err.print(f"note: {field} was {was!r} when tuned, is {found!r}; speed may differ", style="yellow")
+    for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
+        err.print(f"note: {note}", style="yellow", highlight=False)
     policy = frozen.policy
     if request.modality not in frozen.regime.modalities:
         err.print(
@@ -205,19 +197,7 @@ def run(
     if stats:
         out.print(stats_table(generation, policy, frozen.digest))
     if as_json:
-        _print_json(
-            {
-                "text": generation.text,
-                "tokens": len(generation.tokens),
-                "finished": generation.finished,
-                "rounds": len(generation.rounds),
-                "acceptance_length": generation.acceptance_length,
-                "decode_ns": generation.decode_ns,
-                "tier_rounds": generation.tier_rounds(),
-                "outside_hull": generation.outside_hull,
-                "digest": frozen.digest,
-            }
-        )
+        _print_json({**generation.document(), "digest": frozen.digest})
 
 
 @app.command()
@@ -239,39 +219,18 @@ def init(
 @app.command()
 def models() -> None:
     """Pairs that are known by name."""
-    from rich.table import Table
+    from tuner.screens import models_table
 
-    table = Table("name", "target", "draft", "dtype", "backend", "modalities", "weights GiB", "note")
-    for name in model_names():
-        spec = load_pair_spec(name)
-        sources = [s.hub or f"embedded {s.path}" for s in (spec.target, spec.draft)]
-        table.add_row(
-            name,
-            *sources,
-            spec.dtype,
-            spec.backend,
-            ", ".join(spec.modalities),
-            f"{spec.weights_gib:g}",
-            spec.note,
-        )
-    out.print(table)
+    out.print(models_table([load_pair_spec(name) for name in model_names()]))
 
 
 @app.command()
 def gpus() -> None:
     """Devices that are known by name, and what this machine is."""
-    from rich.table import Table
-
     from tuner.machine import core_count, find_device
+    from tuner.screens import gpus_table
 
-    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "source")
-    for name in gpu_names():
-        spec = load_gpu_spec(name)
-        figures = [
-            "–" if v is None else f"{v:g}" for v in (spec.memory_gib, spec.bandwidth_gb_per_s, spec.dense_bf16_tflops)
-        ]
-        table.add_row(name, spec.product, *figures, spec.source)
-    out.print(table)
+    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()]))
     device = find_device("auto")
     out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
 
@@ -289,20 +248,20 @@ def open_pair(plan: PairPlan) -> Pair:
     if plan.backend != "onnx":
         with err.status(f"loading {plan.spec.name}"):
             return load_pair(plan)
-    from exports.onnx_graph import cache_folder, export_step_graph, graph_key
-    from profiles.graph_contract import SIDE_FILE
+    from exports.onnx_graph import cached_step_graph, graph_key
     from runtime.backends.torch_backend import cache_argument, load_transformers
 
     folders = []
     for role, source in (("target", plan.spec.target), ("draft", plan.spec.draft)):
+
+        def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
+            err.print(f"exporting the {role}'s step graph, once per set of weights ...")
+            model = load_transformers(plan.files(source, None))
+            return model, cache_argument(model)
+
         record = model_record(plan.spec, source)
         key = graph_key(record.weights_digest, record.config_digest)
-        folder = cache_folder() / f"{plan.spec.name}-{role}-{key}"
-        if not (folder / SIDE_FILE).exists():
-            with err.status(f"exporting the {role}'s step graph (once per set of weights)"):
-                model = load_transformers(plan.files(source, None))
-                export_step_graph(model, folder, cache_argument(model))
-        folders.append(folder)
+        folders.append(cached_step_graph(f"{plan.spec.name}-{role}", key, load))
     with err.status(f"loading {plan.spec.name}"):
         return load_pair(plan, (folders[0], folders[1]))
 
@@ -361,36 +320,12 @@ def _configured(
     )
 
 
-def _retuned(saved: TuneConfig, path: Path | None, overrides: dict[str, Any]) -> TuneConfig:
-    """The run's own configuration with other search and confirmation settings."""
-    given = load_config(path, overrides)
-    base = saved if path is None else saved.model_copy(update={"search": given.search, "confirm": given.confirm})
-    dumped = base.model_dump(mode="json") | {"budget_s": given.budget_s}
-    for dotted, value in overrides.items():
-        table, _, key = dotted.rpartition(".")
-        if value is not None and table in ("search", "confirm"):
-            dumped[table][key] = value
-        elif value is not None and dotted != "budget_s":
-            raise BadInput(f"'{dotted}' is part of the record; change it with `sage_tune profile` into a new folder")
-    return TuneConfig.model_validate(dumped)
-
-
 def _sets(sets: list[str] | None) -> dict[str, Any]:
     return dict(parse_set(text) for text in sets or [])
 
 
 def _seconds(text: str | None) -> float | None:
-    """`90s`, `10m`, `1h`, or plain seconds."""
-    if text is None:
-        return None
-    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
-    try:
-        value = float(text[:-1]) * unit if unit else float(text)
-    except ValueError:
-        raise BadInput(f"--budget takes 90s, 10m or 1h, got '{text}'") from None
-    if not 0 < value < float("inf"):
-        raise BadInput(f"--budget must be positive, got '{text}'")
-    return value
+    return None if text is None else parse_seconds(text)
 
 
 def _budget(config: TuneConfig) -> Any:

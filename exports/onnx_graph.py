@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def cache_folder() -> Path:
     """Where graphs are kept: `$SAGE_TUNE_CACHE`, else the user's cache folder."""
     root = os.environ.get("SAGE_TUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return Path(root) / "sage_tune" / "graphs" if root else Path.home() / ".cache" / "sage_tune" / "graphs"
+
+
+def cached_step_graph(name: str, key: str, load: Callable[[], tuple[Any, str]]) -> Path:
+    """Folder of a step graph, exported on first use. `load` returns the transformers model and the name of its
+    cache argument; it is called only when the graph is missing."""
+    folder = cache_folder() / f"{name}-{key}"
+    if not (folder / SIDE_FILE).exists():
+        model, cache_argument = load()
+        export_step_graph(model, folder, cache_argument)
+    return folder
 
 
 def export_step_graph(model: Any, folder: Path, cache_argument: str) -> StepGraph:

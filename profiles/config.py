@@ -144,9 +144,16 @@ class TuneConfig(Frozen):
     confirm: ConfirmConfig = ConfirmConfig()
 
 
+RETUNABLE = ("search", "confirm", "budget_s")
+"""What may change between runs of `tune` on one record."""
+
+
 def load_config(path: Path | None, overrides: dict[str, Any]) -> TuneConfig:
     """Defaults, then the TOML file, then flags given as `{"grid.depth": 6}`. None means "flag not given"."""
-    raw = {} if path is None else read_toml(path)
+    return _overridden({} if path is None else read_toml(path), overrides, str(path) if path else "flags")
+
+
+def _overridden(raw: dict[str, Any], overrides: dict[str, Any], where: str) -> TuneConfig:
     for dotted, value in overrides.items():
         if value is None:
             continue
@@ -155,9 +162,9 @@ def load_config(path: Path | None, overrides: dict[str, Any]) -> TuneConfig:
         for part in parents:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
-                raise BadInput(f"{path}: '{part}' must be a table, got {table!r}")
+                raise BadInput(f"{where}: '{part}' must be a table, got {table!r}")
         table[last] = value
-    return parse(TuneConfig, raw, str(path) if path else "flags")
+    return parse(TuneConfig, raw, where)
 
 
 def parse_set(assignment: str) -> tuple[str, Any]:
@@ -170,6 +177,32 @@ def parse_set(assignment: str) -> tuple[str, Any]:
     except tomllib.TOMLDecodeError:
         value = text
     return key.strip(), value
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `10m`, `1h`, or plain seconds. Raises BadInput for anything else."""
+    unit = {"s": 1.0, "m": 60.0, "h": 3600.0}.get(text[-1:])
+    try:
+        value = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        raise BadInput(f"a time budget is written 90s, 10m or 1h, got '{text}'") from None
+    if not 0 < value < float("inf"):
+        raise BadInput(f"a time budget must be positive, got '{text}'")
+    return value
+
+
+def retuned(recorded: TuneConfig, path: Path | None, overrides: dict[str, Any]) -> TuneConfig:
+    """A recorded run's configuration with other search, confirmation and budget settings.
+
+    Raises BadInput for a flag that would change what was recorded.
+    """
+    fixed = [key for key, v in overrides.items() if v is not None and key.split(".")[0] not in RETUNABLE]
+    if fixed:
+        raise BadInput(f"'{fixed[0]}' is part of the record; change it with `sage_tune profile` into a new folder")
+    raw = recorded.model_dump(mode="json") | {"budget_s": None}
+    if path is not None:
+        raw |= {key: value for key, value in read_toml(path).items() if key in RETUNABLE}
+    return _overridden(raw, overrides, str(path) if path else "flags")
 
 
 def to_toml(config: TuneConfig) -> str:

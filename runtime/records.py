@@ -68,3 +68,16 @@ class Generation:
         for record in self.rounds:
             counts[record.tier.label()] = counts.get(record.tier.label(), 0) + 1
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def document(self) -> dict[str, object]:
+        """The numbers of this output for a script."""
+        return {
+            "text": self.text,
+            "tokens": len(self.tokens),
+            "finished": self.finished,
+            "rounds": len(self.rounds),
+            "acceptance_length": self.acceptance_length,
+            "decode_ns": self.decode_ns,
+            "tier_rounds": self.tier_rounds(),
+            "outside_hull": self.outside_hull,
+        }

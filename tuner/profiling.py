@@ -41,6 +41,15 @@ class Profiled:
     curves: list[Curve]
     skipped: list[str]
 
+    def document(self) -> dict[str, object]:
+        """The numbers of a profiled run for a script."""
+        return {
+            "prompts": len(self.record.samples),
+            "skipped": len(self.skipped),
+            "positions": self.record.positions,
+            "cost_ratio": self.costs.cost_ratio(),
+        }
+
 
 def samples_of(config: TuneConfig, spec: PairSpec) -> list[Sample]:
     """Calibration samples of a configuration: its own file, else the pair's. Raises BadInput without either."""

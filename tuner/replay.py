@@ -246,6 +246,8 @@ class Replay:
         return time_ns
 
     def _bins(self, policy: CompiledPolicy) -> Ints:
+        if not policy.edges:
+            return np.zeros(self.record.positions, dtype=np.int64)  # no signal is asked
         return np.searchsorted(policy.edges, self.record.signal(policy.signal), side="right")
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from profiles.measurement import CostTable, Curve
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
+from profiles.registry import GpuSpec, PairSpec
 from runtime.records import Generation
 
 PICTURE_COLUMNS = 42
@@ -26,26 +27,23 @@ def result_table(profile: PolicyProfile) -> Table:
     table = Table(
         title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
         caption=f"{prompts} held-out prompts that no choice has seen; speedup over plain decoding, prefill excluded; "
-        "acceptance = tokens per round, bonus included",
+        "acceptance = tokens per round, bonus included; ★ ships",
         caption_justify="left",
         title_justify="left",
     )
-    for name in ("policy", "shape"):
-        table.add_column(name, overflow="fold")
-    for name in ("acceptance", "rounds", "speedup\nreplayed", "speedup\nmeasured, 95 %"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    best = max(result.speedup_replayed for result in evidence.results)
+    table.add_column("policy", no_wrap=True)
+    table.add_column("depth,width,nodes", overflow="fold")
+    for name in ("accept-\nance", "rounds", "speedup\nreplayed", "speedup\nmeasured, 95 %"):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in evidence.results:
         shipped = result.verdict == profile.shipped and result.speedup_replayed == evidence.speedup_replayed
         table.add_row(
-            result.name,
-            " | ".join(result.tiers),
+            f"★ {result.name}" if shipped else result.name,
+            " | ".join(dict.fromkeys(result.tiers)),
             f"{result.acceptance_length:.2f}",
             str(result.rounds),
-            f"{result.speedup_replayed:.2f}" + ("" if result.speedup_replayed < best else " ↑"),
+            f"{result.speedup_replayed:.2f}",
             result.speedup_measured.text() if result.speedup_measured else "–",
-            "★ shipped" if shipped else "",
             style="bold" if shipped else None,
         )
     return table
@@ -96,20 +94,21 @@ def cost_screen(table: CostTable) -> Table:
 def curve_screen(curve: Curve) -> Table:
     """One entropy-acceptance curve as a table with bars."""
     screen = Table(
-        title=f"{curve.signal}, {curve.modality}: acceptance of {curve.reference_tier} by signal "
-        f"(rank correlation {curve.rank_correlation:+.2f})",
+        title=f"{curve.signal} ({curve.modality}): what the chain {curve.reference_tier} accepts, "
+        f"rank correlation {curve.rank_correlation:+.2f}",
         title_justify="left",
     )
-    for name in ("signal", "positions", "top-1 accepted", "accepted tokens, 95 %", ""):
-        screen.add_column(name, justify="left" if not name else "right")
+    for name in ("signal", "positions", "top-1", "accepted, 95 %"):
+        screen.add_column(name, justify="right", no_wrap=True)
+    screen.add_column("")
     longest = max((p.accepted_mean for p in curve.points), default=1.0) or 1.0
     for p in curve.points:
         screen.add_row(
-            f"{p.low_edge:.2f}–{p.high_edge:.2f}",
+            f"{p.low_edge:.3f}–{p.high_edge:.3f}",
             str(p.positions),
             f"{p.top1_acceptance:.2f}",
             f"{p.accepted_mean:.2f} [{p.accepted_low:.2f}, {p.accepted_high:.2f}]",
-            "█" * round(24 * p.accepted_mean / longest),
+            "█" * round(20 * p.accepted_mean / longest),
         )
     return screen
 
@@ -159,4 +158,21 @@ def stats_table(generation: Generation, policy: CompiledPolicy, digest: str) -> 
     rows += [(f"tier {label}", f"{n} rounds") for label, n in generation.tier_rounds().items()]
     for name, value in rows:
         table.add_row(name, value)
+    return table
+
+
+def models_table(specs: list[PairSpec]) -> Table:
+    table = Table("name", "target", "draft", "dtype", "backend", "modalities", "weights GiB", "note")
+    for spec in specs:
+        sources = [source.hub or f"embedded {source.path}" for source in (spec.target, spec.draft)]
+        modalities = ", ".join(spec.modalities)
+        table.add_row(spec.name, *sources, spec.dtype, spec.backend, modalities, f"{spec.weights_gib:g}", spec.note)
+    return table
+
+
+def gpus_table(specs: list[GpuSpec]) -> Table:
+    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "source")
+    for spec in specs:
+        figures = (spec.memory_gib, spec.bandwidth_gb_per_s, spec.dense_bf16_tflops)
+        table.add_row(spec.name, spec.product, *("–" if v is None else f"{v:g}" for v in figures), spec.source)
     return table

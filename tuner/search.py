@@ -6,6 +6,7 @@ changed space, record or cost table is another study.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -33,8 +35,6 @@ SAMPLER_SETTINGS: dict[str, Any] = {
     "n_startup_trials": 40,
     "n_ei_candidates": 24,
     "constant_liar": False,
-    "consider_endpoints": False,
-    "warn_independent_sampling": False,
 }
 """Written out in full: a sampler's defaults change between releases."""
 FAILED_REASON = "reason"
@@ -66,7 +66,9 @@ class Search:
         name = f"sage-{self.space_digest[:16]}"
         known = [s.study_name for s in storage.get_all_studies()]
         done = len(storage.get_all_trials(storage.get_study_id_from_name(name))) if name in known else 0
-        sampler = TPESampler(seed=search.seed + done, **SAMPLER_SETTINGS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # `group` is what conditional spaces need
+            sampler = TPESampler(seed=search.seed + done, **SAMPLER_SETTINGS)
         self._study = optuna.create_study(
             study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
         )

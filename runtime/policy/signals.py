@@ -21,10 +21,12 @@ def entropy(top_logprobs: Array, top_k: int) -> npt.NDArray[np.float64]:
     logprobs = np.asarray(top_logprobs[..., :top_k], dtype=np.float64)
     if logprobs.shape[-1] < top_k:
         raise ValueError(f"top-{top_k} entropy needs {top_k} log-probabilities, got {logprobs.shape[-1]}")
-    weights = np.exp(logprobs - logprobs[..., :1])
+    # an impossible token (-inf) weighs nothing; the floor keeps 0 * inf out of the sum
+    gaps = np.maximum(logprobs - logprobs[..., :1], -700.0)
+    weights = np.exp(gaps)
     total = weights.sum(axis=-1)
-    # H = log(sum w) - sum(w log w) / sum w, with log w = logprob - best
-    inner = np.where(weights > 0, weights * (logprobs - logprobs[..., :1]), 0.0).sum(axis=-1)
+    # H = log(sum w) - sum(w log w) / sum w, with log w = gap to the best
+    inner = (weights * gaps).sum(axis=-1)
     value: npt.NDArray[np.float64] = np.clip((np.log(total) - inner / total) / math.log(top_k), 0.0, 1.0)
     return value
 

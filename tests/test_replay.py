@@ -1,0 +1,143 @@
+"""Replay equals live decoding, round for round, on a fake pair: any policy, any prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiles.errors import EnvelopeError
+from profiles.measurement import CostTable, HostTime, PassTime
+from profiles.policy import PolicySource, Tier
+from profiles.trace_schema import DraftRule, SampleRecord, TraceManifest
+from runtime.decode import generate, plain_policy
+from runtime.policy.compile import compile_policy
+from tests.fakes import fake_pair, fake_prompt
+from tests.strategies import MAX_DEPTH, VERIFY_SIZES, WIDTHS, sources
+from tuner.lossless import compare_rounds
+from tuner.outcomes import Record, load_record
+from tuner.replay import Replay
+from tuner.traces import Recorder, _write_part, part_path
+
+PAIR = fake_pair()
+PROMPTS = [(fake_prompt(i), 12 + 5 * i) for i in range(6)]
+MANIFEST = TraceManifest(
+    pair_digest="fake",
+    data_digest="fake",
+    backend="fake",
+    dtype="float32",
+    depth=MAX_DEPTH,
+    rules=tuple(DraftRule(width=width) for width in WIDTHS),
+    signal_top_k=8,
+    versions={},
+)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    folder: Path = tmp_path_factory.mktemp("trace")
+    recorder = Recorder(PAIR, folder, MANIFEST)
+    for i, (prompt, limit) in enumerate(PROMPTS):
+        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit)
+        sample = SampleRecord(
+            id=f"s{i}",
+            kind="text",
+            modality="text",
+            split="tune",
+            prompt_tokens=len(prompt),
+            output=tuple(generation.tokens),
+            finished="eos" if generation.finished == "eos" else "length",
+        )
+        _write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation))
+    return load_record(folder)
+
+
+def costs(contexts: tuple[int, ...] = (1, 200)) -> CostTable:
+    """Draft 1 + 0.1 n, target 10 + 0.2 n, plus a slope over context, in microseconds."""
+
+    def entry(model: str, n: int, context: int) -> PassTime:
+        base = (1.0 + 0.1 * n if model == "draft" else 10.0 + 0.2 * n) + 0.01 * context
+        return PassTime(model=model, n=n, context=context, median_ns=1e3 * base, p10_ns=1e3, p90_ns=1e5, samples=5)
+
+    sizes = [("draft", n) for n in (1, 2, 3)] + [("target", n) for n in VERIFY_SIZES]
+    return CostTable(
+        mark="measured",
+        threads=1,
+        passes=tuple(entry(model, n, context) for model, n in sizes for context in contexts),
+        host=HostTime(plain_ns=100, round_ns=200, level_ns=50, rounds=10),
+    )
+
+
+@settings(max_examples=60)
+@given(sources(), st.integers(0, len(PROMPTS) - 1))
+def test_live_rounds_are_replayed_rounds(record: Record, source: PolicySource, which: int) -> None:
+    policy = compile_policy(source, VERIFY_SIZES, context_max=record.context_max)
+    prompt, limit = PROMPTS[which]
+    live = generate(PAIR, prompt, policy, max_new_tokens=limit)
+    sample = next(i for i, s in enumerate(record.samples) if s.id == f"s{which}")
+    assert live.tokens == list(record.samples[sample].output), "speculation changed the output"
+    walk = Replay(record, costs()).walk(policy, np.array([sample]))
+    comparison = compare_rounds(live.rounds, policy, walk, sample, record)
+    assert comparison.equal == comparison.rounds == len(live.rounds)
+
+
+@given(sources())
+def test_walking_together_is_walking_alone(record: Record, source: PolicySource) -> None:
+    policy = compile_policy(source, VERIFY_SIZES, context_max=record.context_max)
+    replay = Replay(record, costs())
+    everyone = np.arange(len(record.samples))
+    together = replay.walk(policy, everyone)
+    for i in everyone:
+        alone = replay.walk(policy, np.array([i]))
+        mine = together.samples == i
+        assert np.array_equal(together.at[mine], alone.at)
+        assert np.allclose(together.time_ns[mine], alone.time_ns)
+        assert (alone.accepted + 1).sum() >= record.end[i] - record.start[i]
+
+
+def test_time_is_the_sum_of_the_passes_made(record: Record) -> None:
+    tier = Tier(depth=3, width=2, nodes=5)
+    policy = compile_policy(PolicySource(tiers=(tier,)), VERIFY_SIZES, context_max=record.context_max)
+    walk = Replay(record, costs()).walk(policy, np.array([0]))
+    unseen = 1
+    for i, at in enumerate(walk.at):
+        slope = 0.01 * record.context[at]
+        draft = [1.0 + 0.1 * n + slope for n in (unseen, 2, 2)]
+        verify = 10.0 + 0.2 * 6 + slope
+        host = 0.2 + 0.05 * 3
+        assert walk.time_ns[i] == pytest.approx(1e3 * (sum(draft) + verify + host))
+        unseen = int(record.outcome(tier).unseen[at])
+
+
+def test_plain_policy_replays_to_a_speedup_of_one(record: Record) -> None:
+    policy = plain_policy()
+    assert Replay(record, costs()).speedup(policy, np.arange(3)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("tier", [Tier(depth=6, nodes=6), Tier(depth=2, width=4, nodes=4)])
+def test_what_was_not_recorded_is_refused(record: Record, tier: Tier) -> None:
+    policy = compile_policy(PolicySource(tiers=(tier,)), VERIFY_SIZES, context_max=record.context_max)
+    with pytest.raises(EnvelopeError, match="outside the record"):
+        Replay(record, costs()).walk(policy, np.array([0]))
+
+
+def test_contexts_that_were_not_timed_are_refused(record: Record) -> None:
+    with pytest.raises(EnvelopeError, match="leave the measured"):
+        Replay(record, costs(contexts=(8, 10)))
+
+
+def test_a_planted_bug_in_replay_is_found(record: Record) -> None:
+    """A node budget that is off by one must not survive the comparison with live decoding."""
+    policy = compile_policy(PolicySource(tiers=(Tier(depth=4, width=2, nodes=5),)), VERIFY_SIZES, record.context_max)
+    wrong = compile_policy(PolicySource(tiers=(Tier(depth=4, width=2, nodes=4),)), VERIFY_SIZES, record.context_max)
+    replay = Replay(record, costs())
+    found = 0
+    for i, (prompt, limit) in enumerate(PROMPTS):
+        live = generate(PAIR, prompt, policy, max_new_tokens=limit)
+        sample = next(k for k, s in enumerate(record.samples) if s.id == f"s{i}")
+        comparison = compare_rounds(live.rounds, policy, replay.walk(wrong, np.array([sample])), sample, record)
+        found += comparison.equal < comparison.rounds
+    assert found == len(PROMPTS)
