@@ -266,32 +266,9 @@ def open_pair(plan: PairPlan) -> Pair:
         return load_pair(plan, (folders[0], folders[1]))
 
 
-def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
-    """Resolve every `auto` of a configuration against the pair and this machine, without loading anything."""
-    from runtime.pair import PairPlan
-    from tuner.machine import core_count, find_device
-
-    spec = load_pair_spec(config.model)
-    device = find_device(config.gpu)
-    backend = config.backend
-    if backend == "auto":
-        backend = spec.backend if device.torch_name == "cpu" else "torch"
-    cores = core_count()
-    threads = config.threads or cores
-    if threads > cores:
-        raise BadInput(f"threads <= cores must hold, got {threads} threads for {cores} cores")
-    resolved = config.model_copy(
-        update={
-            "gpu": device.spec_name,
-            "backend": backend,
-            "dtype": spec.dtype if config.dtype == "auto" else config.dtype,
-            "threads": threads,
-        }
-    )
-    return PairPlan(spec, backend, str(resolved.dtype), device.torch_name, threads), resolved, device
-
-
 def _open(config: TuneConfig) -> tuple[Pair, TuneConfig, Device]:
+    from tuner.plan import plan_pair
+
     plan, resolved, device = plan_pair(config)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])

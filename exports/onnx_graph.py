@@ -106,7 +106,7 @@ class Step(torch.nn.Module):
         out = self.text(
             inputs_embeds=inputs_embeds,
             position_ids=position_ids,
-            attention_mask={"full_attention": mask},
+            attention_mask=mask,
             use_cache=True,
             past_keys=past_keys,
             past_values=past_values,
