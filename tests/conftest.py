@@ -110,4 +110,3 @@ def own_pair_file(tmp_path: Path, text_folder: Path) -> Path:
         'modalities = ["text"]\nweights_gib = 0.1\n'
     )
     return path
-

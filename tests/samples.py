@@ -35,16 +35,12 @@ TWO = Interval(median=2.0, low=1.9, high=2.1, mark="measured", prompts=40)
 def pair_record(**changes: str) -> PairRecord:
     model = ModelRecord(source="pairs/x", revision=None, config_digest="c" * 64, weights_digest="w" * 64)
     draft = model.model_copy(update={"weights_digest": changes.pop("draft_weights", "d" * 64)})
-    record = PairRecord(
-        name="tiny", target=model, draft=draft, tokenizer_digest="t" * 64, processor_digest="p" * 64
-    )
+    record = PairRecord(name="tiny", target=model, draft=draft, tokenizer_digest="t" * 64, processor_digest="p" * 64)
     return record.model_copy(update=changes)
 
 
 def sample_profile() -> PolicyProfile:
-    source = PolicySource(
-        name="tuned", edges=(0.2,), tiers=(Tier(depth=4, nodes=4), Tier(depth=2, width=2, nodes=3))
-    )
+    source = PolicySource(name="tuned", edges=(0.2,), tiers=(Tier(depth=4, nodes=4), Tier(depth=2, width=2, nodes=3)))
 
     def pass_time(model: str, n: int, context: int) -> PassTime:
         return PassTime(model=model, n=n, context=context, median_ns=1e5, p10_ns=9e4, p90_ns=2e5, samples=9)

@@ -77,7 +77,7 @@ def test_a_changed_or_incomplete_graph_is_refused(text_folder: Path, tmp_path: P
     with pytest.raises(ProfileError, match="was changed since it was exported"):
         read_graph(tmp_path)
     table.unlink()
-    with pytest.raises(ProfileError, match="embeddings.npy is missing"):
+    with pytest.raises(ProfileError, match=r"embeddings\.npy is missing"):
         read_graph(tmp_path)
 
 

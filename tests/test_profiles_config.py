@@ -81,7 +81,7 @@ def test_tuning_again_may_not_change_the_record() -> None:
     recorded = TuneConfig()
     assert retuned(recorded, None, {"search.trials": 5}).search.trials == 5
     assert retuned(recorded, None, {}) == recorded
-    with pytest.raises(BadInput, match="'grid.depth' is part of the record"):
+    with pytest.raises(BadInput, match=r"'grid\.depth' is part of the record"):
         retuned(recorded, None, {"grid.depth": 3})
 
 

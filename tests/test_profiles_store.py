@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         temporary.write_text("half")
         raise RuntimeError("killed")
     assert json.loads(path.read_text()) == {"a": 1}
-    assert os.listdir(tmp_path) == ["x.json"]
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
 def test_only_finite_numbers_are_written() -> None:

@@ -16,10 +16,14 @@ def reference_tier(source: PolicySource, signal: float, state: int) -> Tier:
 
 
 def shifted(tier: Tier, history: HistorySpec, sign: int) -> Tier:
-    """The tier with its depth moved by one history step and its nodes kept possible. Plain steps stay plain."""
+    """The tier with its depth moved by one history step and its nodes kept possible. Plain steps stay plain,
+    and a clamp never moves a depth against the step."""
     if tier.depth == 0:
         return tier
-    depth = min(max(tier.depth + sign * history.step, history.min_depth), history.max_depth)
+    if sign < 0:
+        depth = max(tier.depth - history.step, min(history.min_depth, tier.depth))
+    else:
+        depth = min(tier.depth + history.step, max(history.max_depth, tier.depth))
     nodes = min(max(tier.nodes, depth), pool_size(depth, tier.width))
     return Tier(depth=depth, width=tier.width, nodes=nodes, stop=tier.stop)
 
