@@ -176,7 +176,7 @@ def run(
     )
     pair, config, device = _open(config)
     for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
-        err.print(f"note: {note}", style="yellow", highlight=False)
+        err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     policy = frozen.policy
     if request.modality not in frozen.regime.modalities:
         err.print(
@@ -333,7 +333,7 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except SageError as error:
         err.print("error: ", style="bold red", end="")
-        err.print(str(error), markup=False, highlight=False)
+        err.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except (click.exceptions.Abort, KeyboardInterrupt):
         err.print("interrupted; finished samples and trials are kept, the same command goes on from there")

@@ -51,7 +51,7 @@ class GridConfig(Frozen):
     verify_sizes: Annotated[
         tuple[int, ...],
         Field(min_length=2, description="verification pass sizes, root counted; a tree is padded to the next"),
-    ] = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+    ] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
     contexts: Annotated[int, Field(ge=2, le=8, description="context lengths at which passes are timed")] = 3
     signal_top_k: Annotated[int, Field(ge=2, le=64, description="k of the normalised entropy")] = 10
 
@@ -73,8 +73,13 @@ class GridConfig(Frozen):
         return self
 
     def node_counts(self, depth: int, width: int) -> list[int]:
-        """Node budgets of a tier that leave no verify slot idle: sizes minus the root, within depth..pool."""
-        return [s - 1 for s in self.verify_sizes if depth <= s - 1 <= pool_size(depth, width)]
+        """Node budgets of a tier that leave no verify slot idle: sizes minus the root, within depth..pool.
+
+        A pool between two sizes is taken whole when nothing else fits.
+        """
+        pool = pool_size(depth, width)
+        counts = [s - 1 for s in self.verify_sizes if depth <= s - 1 <= pool]
+        return counts or [n for n in (pool,) if n + 1 <= self.verify_sizes[-1]]
 
 
 class TimingConfig(Frozen):

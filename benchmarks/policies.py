@@ -1,0 +1,46 @@
+"""The policies that exactness is shown on: chains, narrow and wide trees, one node, early stops, adaptive ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
+from tuner.outcomes import Record
+from tuner.yardsticks import plain, static_policy
+
+
+def _tier(depth: int, width: int, nodes: int, stop: float = 0.0) -> Tier:
+    return Tier(depth=depth, width=width, nodes=nodes, stop=stop)
+
+
+def exactness_policies(record: Record) -> list[PolicySource]:
+    """More than twenty policies within depth 6 and widths 1 to 3, edges at quantiles of the recorded signals."""
+    fixed = [_tier(d, 1, d) for d in range(1, 7)]
+    fixed += [_tier(1, 2, 1), _tier(1, 3, 3), _tier(2, 2, 4), _tier(2, 3, 7), _tier(3, 2, 6), _tier(3, 3, 12)]
+    fixed += [_tier(5, 2, 11), _tier(5, 3, 15), _tier(6, 2, 15), _tier(6, 3, 15), _tier(6, 3, 6)]
+    fixed += [_tier(6, 1, 6, stop=0.5), _tier(6, 2, 15, stop=0.2), _tier(6, 3, 15, stop=0.05)]
+    named = [plain()] + [static_policy(f"tier {tier.label()}", tier) for tier in fixed]
+    ladder = (_tier(6, 1, 6), _tier(5, 2, 9), _tier(3, 3, 11), _tier(1, 3, 3))
+    for kind in ("entropy", "one_minus_top1", "one_minus_margin"):
+        signal = SignalSpec.model_validate({"kind": kind, "top_k": record.manifest.signal_top_k})
+        edges = _edges(record, signal, 4)
+        named.append(PolicySource(name=f"{kind}, 4 bins", signal=signal, edges=edges, tiers=ladder[: len(edges) + 1]))
+        lagged = signal.model_copy(update={"lag": 1})
+        named.append(PolicySource(name=f"{kind}, lag 1", signal=lagged, edges=edges, tiers=ladder[: len(edges) + 1]))
+    entropy = SignalSpec(top_k=record.manifest.signal_top_k)
+    edges = _edges(record, entropy, 2)
+    for window, step in ((1, 2), (4, 1), (10, 3)):
+        history = HistorySpec(window=window, low=1.0, high=2.0, step=step, hysteresis=0.25, max_depth=6)
+        named.append(
+            PolicySource(
+                name=f"history {window}", signal=entropy, edges=edges, tiers=ladder[: len(edges) + 1], history=history
+            )
+        )
+    off = Tier(depth=0, nodes=0)
+    named.append(PolicySource(name="off when unsure", signal=entropy, edges=edges, tiers=(ladder[0], off)))
+    return named
+
+
+def _edges(record: Record, signal: SignalSpec, bins: int) -> tuple[float, ...]:
+    quantiles = np.quantile(record.signal(signal), np.linspace(0, 1, bins + 1)[1:-1])
+    return tuple(float(q) for q in np.unique(quantiles) if 0 < q < 1)

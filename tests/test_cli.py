@@ -1,0 +1,204 @@
+"""The command line as a user meets it: exit codes, one clear line per mistake, JSON last, resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from profiles.config import TuneConfig
+from profiles.store import load_profile, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = [
+    "--set", "data.prompts=30", "--set", "data.max_new_tokens=24", "--set", "grid.depth=4", "--set", "grid.widths=[1,2]",
+    "--set", "grid.verify_sizes=[1,2,3,4,5,6,8]", "--set", "grid.contexts=2", "--set", "timing.samples=5",
+]  # fmt: skip
+TUNE = [
+    "--trials",
+    "25",
+    "--set",
+    "confirm.repeats=1",
+    "--set",
+    "confirm.report_prompts=5",
+    "--set",
+    "confirm.select_prompts=4",
+]
+
+
+def sage(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "sage_tune.py"), *args], capture_output=True, text=True, cwd=cwd, timeout=500
+    )
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object], dict[str, object]]:
+    """profile, then tune, one by one: the run folder and both JSON documents."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    profiled = sage("profile", "--model", "tiny-llava-ov", "--gpu", "cpu", "--out", str(folder), "--json", *SMALL)
+    assert profiled.returncode == 0, profiled.stderr
+    done = sage("tune", str(folder), "--json", *TUNE)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(profiled.stdout.splitlines()[-1]), json.loads(done.stdout.splitlines()[-1])
+
+
+def test_profile_then_tune_freezes_a_profile(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:
+    folder, profiled, document = tuned
+    assert profiled["prompts"] == 30 and profiled["cost_ratio"] > 1  # type: ignore[operator]
+    assert document["lossless"] is True and document["trials"] == 25
+    assert document["shipped"] in ("adaptive", "static", "off")
+    assert set(document["speedup"]) == {"median", "low", "high"}  # type: ignore[arg-type]
+    profile = load_profile(Path(str(document["profile"])))
+    assert profile.digest == document["digest"] and profile.shipped == document["shipped"]
+    names = [result.name for result in profile.evidence.results]
+    assert names[:3] == ["plain", "best chain", "best static tier"]
+    for name in ("config.json", "costs.json", "cost_samples.parquet", "curves.json", "confirm.json", "study.journal"):
+        assert (folder / name).exists(), name
+    assert TuneConfig.model_validate_json((folder / "config.json").read_text()).backend == "onnx"
+
+
+def test_run_decodes_with_the_profile(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:
+    profile = str(tuned[2]["profile"])
+    picture = next((ROOT / "profiles/pairs/tiny-llava-ov/calibration").glob("*.png"))
+    arguments = ["run", "--profile", profile, "--image", str(picture), "--prompt", "Describe the image."]
+    done = sage(*arguments, "--stats", "--json", "--max-new-tokens", "20")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["digest"] == tuned[2]["digest"] and 1 <= document["tokens"] <= 20
+    assert document["text"].split()[0] in done.stdout
+    assert "acceptance length" in done.stdout and str(tuned[2]["digest"])[:12] in done.stdout
+
+
+def test_a_modality_outside_the_regime_uses_the_safe_tier(
+    tuned: tuple[Path, dict[str, object], dict[str, object]],
+) -> None:
+    done = sage("run", "--profile", str(tuned[2]["profile"]), "--prompt", "hello", "--json", "--max-new-tokens", "8")
+    assert done.returncode == 0 and "safe tier" in done.stderr
+    assert set(json.loads(done.stdout.splitlines()[-1])["tier_rounds"]) <= {"off"}
+
+
+def test_profiling_again_with_other_inputs_is_refused(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:
+    done = sage("profile", "--out", str(tuned[0]), "--gpu", "cpu", *SMALL, "--set", "grid.depth=3")
+    assert (
+        done.returncode == 2
+        and "was made with grid" in done.stderr
+        and "choose another folder" in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p.write_bytes(p.read_bytes().replace(b'"depth": ', b'"depth":  1', 1)), "sage.json"),
+        (lambda p: write_json(p, json.loads(p.read_text()) | {"polcy": {}}), "did you mean 'policy'"),
+        (lambda p: p.write_bytes(p.read_bytes()[:500]), "not valid JSON"),
+    ],
+)
+def test_a_damaged_profile_is_refused(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path, change: object, message: str
+) -> None:
+    copy = tmp_path / "copy.sage.json"
+    copy.write_bytes(Path(str(tuned[2]["profile"])).read_bytes())
+    change(copy)  # type: ignore[operator]
+    done = sage("run", "--profile", str(copy), "--prompt", "x")
+    assert done.returncode == 2 and message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_bad_requests_get_one_clear_error(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    profile = str(tuned[2]["profile"])
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"nonsense")
+    picture = tmp_path / "p.png"
+    Image.new("RGB", (84, 84), "blue").save(picture)
+    for arguments, message in (
+        (["--prompt", "x", "--image", str(tmp_path / "absent.png")], "no such image"),
+        (["--prompt", "x", "--image", str(broken)], "not an image"),
+        (["--prompt", "  ", "--image", str(picture)], "the prompt is empty"),
+        (["--prompt", "x", "--image", str(picture), "--max-new-tokens", "100000"], "maximal positions"),
+        (["--prompt", "word " * 3000, "--image", str(picture)], "maximal positions"),
+    ):
+        done = sage("run", "--profile", profile, *arguments)
+        assert done.returncode == 2 and message in done.stderr, done.stderr
+        assert done.stderr.count("error:") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["profile", "--model", "nonesuch"], 2, "unknown model 'nonesuch'"),
+        (["profile", "--model", "llava-ov-72b", "--gpu", "h100"], 3, "this machine has"),
+        (["profile", "--gpu", "warp9"], 2, "unknown gpu 'warp9'"),
+        (["profile", "--set", "grid.dephth=3"], 2, "did you mean 'depth'"),
+        (["profile", "--config", "absent.toml"], 2, "no such file"),
+        (["profile", "--budget", "soon"], 2, "90s, 10m or 1h"),
+        (["profile", "--data", "absent.jsonl", "--gpu", "cpu"], 2, "no such calibration file"),
+        (["tune", "absent"], 2, "is not a run folder"),
+        (["run", "--profile", "absent.sage.json", "--prompt", "x"], 2, "no such file"),
+        (["run", "--prompt", "x"], 2, "--profile"),
+        (["frobnicate"], 2, "No such command"),
+    ],
+)
+def test_mistakes_have_their_exit_code(arguments: list[str], code: int, message: str) -> None:
+    if "h100" in arguments and Path("/proc/driver/nvidia/version").exists():
+        pytest.skip("this machine has an accelerator")
+    done = sage(*arguments)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_init_writes_what_profile_reads(tmp_path: Path) -> None:
+    path = tmp_path / "sage.toml"
+    assert sage("init", str(path), "--model", "tiny-llava-ov", "--gpu", "cpu").returncode == 0
+    again = sage("init", str(path))
+    assert again.returncode == 2 and "exists" in again.stderr
+    plan = sage("profile", "--config", str(path), "--out", str(tmp_path / "run"), "--dry-run", *SMALL)
+    assert plan.returncode == 0, plan.stderr
+    assert "record 30 of 30 prompts" in plan.stdout and "MB" in plan.stdout
+    assert not (tmp_path / "run").exists(), "a dry run leaves nothing behind"
+
+
+def test_lists_show_what_is_known() -> None:
+    assert "llava-ov-72b" in sage("models").stdout
+    gpus = sage("gpus").stdout
+    assert "h100-sxm" in gpus and "this machine" in gpus
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupted_profile_loses_nothing_and_resumes(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, str(ROOT / "sage_tune.py"), "profile", "--gpu", "cpu", "--out", str(folder), *SMALL]
+    for wanted in (3, 8):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        deadline = time.monotonic() + 200
+        while len(list(folder.glob("trace/parts/*.parquet"))) < wanted and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 130 and "the same command goes on" in errors, errors
+        assert "Traceback" not in errors
+    kept = {p.name: p.stat().st_mtime_ns for p in folder.glob("trace/parts/*.parquet")}
+    assert len(kept) >= 8 and not list(folder.rglob("*.tmp"))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=500)
+    assert done.returncode == 0, done.stderr
+    after = {p.name: p.stat().st_mtime_ns for p in folder.glob("trace/parts/*.parquet")}
+    assert len(after) == 30 and all(after[name] == when for name, when in kept.items()), "a sample was recorded twice"
+
+
+def test_a_budget_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["profile", "--gpu", "cpu", "--out", str(folder), *SMALL]
+    first = sage(*arguments, "--budget", "0.5s")
+    assert first.returncode == 4, first.stderr
+    assert "run the command again to go on" in first.stderr
+    assert sage(*arguments).returncode == 0
