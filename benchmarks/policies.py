@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from profiles.config import GridConfig
+from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
 from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
 from tuner.outcomes import Record
 from tuner.yardsticks import plain, static_policy
@@ -44,3 +46,17 @@ def exactness_policies(record: Record) -> list[PolicySource]:
 def _edges(record: Record, signal: SignalSpec, bins: int) -> tuple[float, ...]:
     quantiles = np.quantile(record.signal(signal), np.linspace(0, 1, bins + 1)[1:-1])
     return tuple(float(q) for q in np.unique(quantiles) if 0 < q < 1)
+
+
+def made_up_costs(grid: GridConfig, contexts: tuple[int, int]) -> CostTable:
+    """A complete table of plausible, invented times, for benchmarks that are not about time."""
+    sizes = {"plain": (1,), "verify": grid.verify_sizes, "catch_up": (1, 2), "frontier": grid.widths}
+    base_ns = {"plain": 1.5e6, "verify": 1.5e6, "catch_up": 3e5, "frontier": 2e5}
+    passes = tuple(
+        PassTime(kind=kind, n=n, context=c, time_ns=base_ns[kind] * (1 + n / 50), p10_ns=1, p90_ns=1e9, samples=1)
+        for kind in PASS_KINDS
+        for n in sizes[kind]
+        for c in contexts
+    )
+    host = HostTime(plain_ns=5e4, round_ns=1e5, level_ns=5e4, rounds=1)
+    return CostTable(mark="estimated", threads=1, passes=passes, host=host)

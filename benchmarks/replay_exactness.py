@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policies import exactness_policies
+from benchmarks.policies import exactness_policies, made_up_costs
 from profiles.config import DataConfig, GridConfig, TuneConfig
 from profiles.errors import LosslessError
-from profiles.measurement import CostTable, HostTime, PassTime
 from runtime.decode import generate
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
@@ -43,7 +42,7 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
         recorder = Recorder(pair, Path(folder), manifest_of(pair, config, samples))
         recorder.record_all(samples, Budget(None))
         record = load_record(Path(folder))
-    replay = Replay(record, _unit_costs(int(record.context.max())))
+    replay = Replay(record, made_up_costs(GRID, (0, int(record.context.max()))))
     by_id = {sample.id: sample for sample in samples}
     sources = exactness_policies(record)[:policy_limit]
     policies = [compile_policy(s, GRID.verify_sizes, record.context_max) for s in sources]
@@ -80,21 +79,6 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
                     {"sample": sample.id, "policy": source.name, "round": rounds.equal, "margin": rounds.first_margin}
                 )
     return {"policies": len(policies), "prompts": len(record.samples), **counts, "near_ties": ties}
-
-
-def _unit_costs(longest: int) -> CostTable:
-    """Times are of no interest here; every pass costs one."""
-    return CostTable(
-        mark="estimated",
-        threads=1,
-        host=HostTime(plain_ns=0, round_ns=0, level_ns=0, rounds=0),
-        passes=tuple(
-            PassTime(model=model, n=n, context=c, median_ns=1, p10_ns=1, p90_ns=1, samples=1)
-            for model, sizes in (("draft", (1, 2, 3)), ("target", GRID.verify_sizes))
-            for n in sizes
-            for c in (0, longest)
-        ),
-    )
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from benchmarks.policies import made_up_costs
 from profiles.config import GridConfig
-from profiles.measurement import CostTable, HostTime, PassTime
 from profiles.policy import HistorySpec, PolicySource, Tier
 from profiles.trace_schema import DraftRule, SampleRecord, TraceManifest
 from runtime.policy.compile import compile_policy
@@ -79,17 +79,6 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
     return Record(manifest, records, pl.DataFrame({k: pl.Series(k, v) for k, v in columns.items()}))
 
 
-def synthetic_costs() -> CostTable:
-    passes = tuple(
-        PassTime(model=model, n=n, context=c, median_ns=base * (1 + n / 50), p10_ns=1, p90_ns=1e9, samples=1)
-        for model, base, sizes in (("draft", 2e5, WIDTHS), ("target", 1.5e6, VERIFY_SIZES))
-        for n in sizes
-        for c in (100, 300)
-    )
-    host = HostTime(plain_ns=5e4, round_ns=1e5, level_ns=5e4, rounds=1)
-    return CostTable(mark="estimated", threads=1, passes=passes, host=host)
-
-
 def random_policies(count: int, record: Record, seed: int = 0) -> list[PolicySource]:
     """Eight bins each, every tier within the grid; tiers come from a set of 24 as in a search that has settled."""
     rng = random.Random(seed)
@@ -114,8 +103,8 @@ def main() -> None:
         run = RunFolder(args.run)
         record, costs = load_record(run.trace), run.costs()
     else:
-        record, costs = synthetic_record(), synthetic_costs()
-    sizes = tuple(costs.sizes("target"))
+        record, costs = synthetic_record(), made_up_costs(GRID, (100, 300))
+    sizes = tuple(costs.sizes("verify"))
     replay = Replay(record, costs)
     everyone = record.split_samples("tune")
     policies = [compile_policy(s, sizes, record.context_max) for s in random_policies(args.policies, record)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from profiles.store import atomic_path, write_json
 OPSET = 20
 """Opset 23 and later emit the Attention operator, which TensorRT-RTX parses and then fails to build."""
 ATTENTION = "sage_two_part"
+EXPORTER_VERSION = 2
+"""Rises whenever this file writes another graph for the same weights, so that cached graphs are rebuilt."""
 
 
 def two_part_attention(
@@ -118,7 +121,7 @@ class Step(torch.nn.Module):
 
 def graph_key(weights_digest: str, config_digest: str) -> str:
     """Name of a graph in a cache: it changes with the weights, the contract, the opset and the exporter."""
-    return digest([weights_digest, config_digest, CONTRACT_VERSION, OPSET, torch.__version__])[:16]
+    return digest([weights_digest, config_digest, CONTRACT_VERSION, EXPORTER_VERSION, OPSET, torch.__version__])[:16]
 
 
 def cache_folder() -> Path:
@@ -223,7 +226,7 @@ def _export(step: Step, layers: int, kv_heads: int, head_dim: int, hidden: int, 
             )
     finally:
         exporter_log.setLevel(level)
-    onnx.save(_named_axes(onnx.load(path)), path)
+    onnx.save(_divided_norms(_named_axes(onnx.load(path))), path)
 
 
 def _named_axes(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -239,4 +242,23 @@ def _named_axes(model: onnx.ModelProto) -> onnx.ModelProto:
         named = axes.get(value.name) or {0: "past" if value.name.startswith("past_") else "n"}
         for axis, name in named.items():
             value.type.tensor_type.shape.dim[axis].dim_param = name
+    return model
+
+
+def _divided_norms(model: onnx.ModelProto) -> onnx.ModelProto:
+    """x * (1 / sqrt(v)) becomes x / sqrt(v): the form that engines recognise as one RMS normalisation."""
+    nodes = model.graph.node
+    made_by = {output: node for node in nodes for output in node.output}
+    uses = Counter(name for node in nodes for name in node.input)
+    for node in list(nodes):
+        if node.op_type != "Mul":
+            continue
+        for x, inverse in (node.input, reversed(node.input)):
+            found = made_by.get(inverse)
+            if found is not None and found.op_type == "Reciprocal" and uses[inverse] == 1:
+                node.op_type = "Div"
+                del node.input[:]
+                node.input.extend([x, found.input[0]])
+                nodes.remove(found)
+                break
     return model

@@ -30,25 +30,43 @@ class Interval(Frozen):
         return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-class PassTime(Frozen):
-    """Time of one kind of model pass: `n` tokens over a context of `context` cached tokens."""
+PassKind = Literal["plain", "verify", "catch_up", "frontier"]
+"""What a pass is for. Its time depends on that, not only on its size: a target pass between draft passes finds
+its weights gone from the cache, a catch-up pass finds the draft's gone, a frontier pass finds them there."""
+PASS_KINDS: tuple[PassKind, ...] = ("plain", "verify", "catch_up", "frontier")
 
-    model: Literal["draft", "target"]
+
+class PassTime(Frozen):
+    """Time of a pass of `n` tokens over a context of `context` cached tokens.
+
+    `plain` is the target's one-token pass of plain decoding, `verify` a target pass of a drafting round;
+    `catch_up` and `frontier` are draft passes.
+    """
+
+    kind: PassKind
     n: Annotated[int, Field(ge=1)]
     context: Annotated[int, Field(ge=0)]
-    median_ns: Annotated[float, Field(gt=0)]
+    time_ns: Annotated[float, Field(gt=0)]
+    """Fitted median at this context (a line over context through all samples of this kind and size)."""
     p10_ns: Annotated[float, Field(gt=0)]
     p90_ns: Annotated[float, Field(gt=0)]
     samples: Annotated[int, Field(ge=1)]
+    """Passes of this kind and size, over all contexts."""
 
 
 class HostTime(Frozen):
-    """Time of a round outside model passes, fitted on live rounds: `plain` for a round without a draft,
-    `round + level * levels` for a drafting round (levels = draft passes made)."""
+    """Time of a round outside its model passes, fitted on live rounds.
+
+    `plain_ns` for a round without a draft, `round_ns + level_ns * levels` for a drafting one (levels = draft
+    passes made). A prefill leaves caches cold for the rounds of the model, so the first rounds of an output take
+    longer: `plain_cold_ns` and `draft_cold_ns` are the extra of round 0, 1, ...
+    """
 
     plain_ns: Annotated[float, Field(ge=0)]
     round_ns: Annotated[float, Field(ge=0)]
     level_ns: Annotated[float, Field(ge=0)]
+    plain_cold_ns: tuple[Annotated[float, Field(ge=0)], ...] = ()
+    draft_cold_ns: tuple[Annotated[float, Field(ge=0)], ...] = ()
     rounds: Annotated[int, Field(ge=0)]
 
 
@@ -62,25 +80,28 @@ class CostTable(Frozen):
 
     @model_validator(mode="after")
     def _full_grid(self) -> Self:
-        for model in ("draft", "target"):
-            cells = [(p.n, p.context) for p in self.passes if p.model == model]
+        for kind in PASS_KINDS:
+            cells = [(p.n, p.context) for p in self.passes if p.kind == kind]
             sizes, contexts = {n for n, _ in cells}, {c for _, c in cells}
             if len(cells) != len(set(cells)) or len(cells) != len(sizes) * len(contexts):
-                raise ValueError(f"{model} passes must form a full grid of sizes x contexts, got {cells}")
+                raise ValueError(f"{kind} passes must form a full grid of sizes x contexts, got {cells}")
         return self
 
-    def sizes(self, model: Literal["draft", "target"]) -> list[int]:
-        return sorted({p.n for p in self.passes if p.model == model})
+    def sizes(self, kind: PassKind) -> list[int]:
+        return sorted({p.n for p in self.passes if p.kind == kind})
 
     def contexts(self) -> list[int]:
         return sorted({p.context for p in self.passes})
 
     def cost_ratio(self) -> float:
-        """Target-to-draft cost: one-token target pass over one-token draft pass, mean over contexts."""
-        one = {
-            model: [p.median_ns for p in self.passes if p.model == model and p.n == 1] for model in ("target", "draft")
-        }
-        return (sum(one["target"]) / len(one["target"])) / (sum(one["draft"]) / len(one["draft"]))
+        """Target-to-draft cost: the target's plain pass over the draft's cheapest frontier pass (catch-up when no
+        frontier was timed), mean over contexts."""
+        target = [p.time_ns for p in self.passes if p.kind == "plain"]
+        kind: PassKind = "frontier" if self.sizes("frontier") else "catch_up"
+        smallest = self.sizes(kind)[0]
+        draft = [p.time_ns for p in self.passes if p.kind == kind and p.n == smallest]
+        ratio: float = (sum(target) / len(target)) / (sum(draft) / len(draft))
+        return ratio
 
 
 class CurvePoint(Frozen):

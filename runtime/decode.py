@@ -72,12 +72,13 @@ def generate(
     output.stream()
 
     while output.finished is None:
-        start, draft_before = time.perf_counter_ns(), drafter.pass_ns if drafter else 0
-        position, context, signal = len(output.tokens) - 1, target.length + 1, math.nan
+        start = time.perf_counter_ns()
+        position, context, signal, caught_up = len(output.tokens) - 1, target.length + 1, math.nan, 0
 
         # draft: the root distribution gives the signal, the signal gives the tier
         tier, pool = OFF, Pool()
         if drafter is not None:
+            caught_up = len(unseen)
             logprobs = drafter.root_logprobs(unseen)
             signal = float(compute(policy.signal.kind, logprobs, policy.signal.top_k))
             tier = controller.choose(signal, context)
@@ -104,11 +105,11 @@ def generate(
                 context=context,
                 tier=tier,
                 signal=signal,
-                levels=_levels(tier, pool, drafter),
+                caught_up=caught_up,
                 nodes=len(tree) - 1,
                 accepted=accepted,
                 emitted=emitted,
-                draft_ns=drafter.pass_ns - draft_before if drafter else 0,
+                draft_passes_ns=tuple(drafter.passes_ns) if drafter else (),
                 verify_ns=verify_ns,
                 round_ns=end - start,
             )
@@ -137,13 +138,6 @@ def verify(target: Session, tree: Tree, verify_sizes: tuple[int, ...]) -> tuple[
     rows = target.forward(tree.tokens + tree.tokens[:1] * (size - n), positions, visible)
     verify_ns = time.perf_counter_ns() - start
     return rows.argmax()[:n].tolist(), verify_ns
-
-
-def _levels(tier: Tier, pool: Pool, drafter: Drafter | None) -> int:
-    """Draft passes of the round: the catch-up pass, and one per frontier that was expanded."""
-    if drafter is None:
-        return 0
-    return pool.depths[-1] if tier.depth else 1
 
 
 def _signal_k(policy: CompiledPolicy, pair: Pair) -> int:

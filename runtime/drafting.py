@@ -18,7 +18,7 @@ from runtime.prompts import Prompt
 
 
 class Drafter:
-    """The draft side of one generation. `pass_ns` accumulates the time inside model passes."""
+    """The draft side of one generation. `passes_ns` holds the time of every pass of the current round."""
 
     def __init__(self, model: Model, prompt: Prompt, capacity: int, top_k: int) -> None:
         """`top_k` children of the root are read every round: the signal and the widest tier need them."""
@@ -28,7 +28,7 @@ class Drafter:
         self._top_k = top_k
         self._root: tuple[IntArray, FloatArray] | None = None
         self._committed = self._session.length
-        self.pass_ns = 0
+        self.passes_ns: list[int] = []
 
     def root_logprobs(self, unseen: list[int]) -> FloatArray:
         """Catch up on committed tokens; returns the root's best `top_k` log-probabilities, best first."""
@@ -36,7 +36,7 @@ class Drafter:
         positions = np.arange(past, past + len(unseen))
         start = time.perf_counter_ns()
         rows = self._session.forward(unseen, positions, causal(len(unseen), past))
-        self.pass_ns += time.perf_counter_ns() - start
+        self.passes_ns = [time.perf_counter_ns() - start]
         # only the last token's children matter
         tokens, logprobs = rows.top(self._top_k)
         root_logprobs: FloatArray = logprobs[-1]
@@ -70,7 +70,7 @@ class Drafter:
                 positions,
                 np.concatenate([np.ones((len(frontier), self._committed), dtype=np.bool_), visible], axis=1),
             )
-            self.pass_ns += time.perf_counter_ns() - start
+            self.passes_ns.append(time.perf_counter_ns() - start)
             pool.expanded += frontier
             child_tokens, child_logprobs = rows.top(width)
         return pool

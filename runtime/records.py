@@ -21,18 +21,27 @@ class StepRecord:
     tier: Tier
     signal: float
     """The policy's signal, NaN when no draft pass was made."""
-    levels: int
-    """Draft passes made, the catch-up pass included."""
+    caught_up: int
+    """Committed tokens that the catch-up pass fed to the draft, 0 when no draft pass was made."""
     nodes: int
     """Nodes verified, root and padding excluded."""
     accepted: int
     emitted: int
-    draft_ns: int
-    """Time inside draft passes."""
+    draft_passes_ns: tuple[int, ...]
+    """Time of every draft pass: the catch-up pass, then one per expanded frontier."""
     verify_ns: int
     """Time inside the target pass."""
     round_ns: int
     """Time of the whole round; the rest is host time."""
+
+    @property
+    def levels(self) -> int:
+        """Draft passes made, the catch-up pass included."""
+        return len(self.draft_passes_ns)
+
+    @property
+    def draft_ns(self) -> int:
+        return sum(self.draft_passes_ns)
 
     @property
     def host_ns(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiles.measurement import CostTable, HostTime, Interval, PassTime, PolicyResult
+from profiles.measurement import PASS_KINDS, CostTable, HostTime, Interval, PassKind, PassTime, PolicyResult
 from profiles.policy import PolicySource, Tier
 from profiles.policy_profile import (
     Evidence,
@@ -42,13 +42,13 @@ def pair_record(**changes: str) -> PairRecord:
 def sample_profile() -> PolicyProfile:
     source = PolicySource(name="tuned", edges=(0.2,), tiers=(Tier(depth=4, nodes=4), Tier(depth=2, width=2, nodes=3)))
 
-    def pass_time(model: str, n: int, context: int) -> PassTime:
-        return PassTime(model=model, n=n, context=context, median_ns=1e5, p10_ns=9e4, p90_ns=2e5, samples=9)
+    def pass_time(kind: PassKind, n: int, context: int) -> PassTime:
+        return PassTime(kind=kind, n=n, context=context, time_ns=1e5, p10_ns=9e4, p90_ns=2e5, samples=9)
 
     table = CostTable(
         mark="measured",
         threads=2,
-        passes=tuple(pass_time(m, n, c) for m in ("draft", "target") for n in (1, 2) for c in (10, 90)),
+        passes=tuple(pass_time(k, n, c) for k in PASS_KINDS for n in (1, 2) for c in (10, 90)),
         host=HostTime(plain_ns=1e4, round_ns=2e4, level_ns=5e3, rounds=100),
     )
     return PolicyProfile(

@@ -18,18 +18,22 @@ from profiles.store import load_profile, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
-    "--set", "data.prompts=30", "--set", "data.max_new_tokens=24", "--set", "grid.depth=4", "--set", "grid.widths=[1,2]",
-    "--set", "grid.verify_sizes=[1,2,3,4,5,6,8]", "--set", "grid.contexts=2", "--set", "timing.samples=5",
-]  # fmt: skip
+    f"--set={field}"
+    for field in (
+        "data.prompts=30",
+        "data.max_new_tokens=24",
+        "grid.depth=4",
+        "grid.widths=[1,2]",
+        "grid.verify_sizes=[1,2,3,4,5,6,8]",
+        "grid.contexts=2",
+        "timing.samples=5",
+    )
+]
 TUNE = [
-    "--trials",
-    "25",
-    "--set",
-    "confirm.repeats=1",
-    "--set",
-    "confirm.report_prompts=5",
-    "--set",
-    "confirm.select_prompts=4",
+    "--trials=25",
+    "--set=confirm.repeats=1",
+    "--set=confirm.report_prompts=5",
+    "--set=confirm.select_prompts=4",
 ]
 
 
@@ -87,11 +91,7 @@ def test_a_modality_outside_the_regime_uses_the_safe_tier(
 
 def test_profiling_again_with_other_inputs_is_refused(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:
     done = sage("profile", "--out", str(tuned[0]), "--gpu", "cpu", *SMALL, "--set", "grid.depth=3")
-    assert (
-        done.returncode == 2
-        and "was made with grid" in done.stderr
-        and "choose another folder" in done.stderr
-    )
+    assert done.returncode == 2 and "was made with grid" in done.stderr and "choose another folder" in done.stderr
 
 
 @pytest.mark.parametrize(

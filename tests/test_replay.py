@@ -55,19 +55,37 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return load_record(folder)
 
 
+BASE_US = {
+    "plain": lambda n: 9.0,
+    "verify": lambda n: 10.0 + 0.2 * n,
+    "catch_up": lambda n: 1.5 + 0.1 * n,
+    "frontier": lambda n: 1.0 + 0.1 * n,
+}
+SIZES = {"plain": (1,), "verify": VERIFY_SIZES, "catch_up": (1, 2), "frontier": WIDTHS}
+
+
 def costs(contexts: tuple[int, ...] = (1, 200)) -> CostTable:
-    """Draft 1 + 0.1 n, target 10 + 0.2 n, plus a slope over context, in microseconds."""
-
-    def entry(model: str, n: int, context: int) -> PassTime:
-        base = (1.0 + 0.1 * n if model == "draft" else 10.0 + 0.2 * n) + 0.01 * context
-        return PassTime(model=model, n=n, context=context, median_ns=1e3 * base, p10_ns=1e3, p90_ns=1e5, samples=5)
-
-    sizes = [("draft", n) for n in (1, 2, 3)] + [("target", n) for n in VERIFY_SIZES]
+    """Planted times in microseconds, all rising by 0.01 per token of context; two cold rounds."""
     return CostTable(
         mark="measured",
         threads=1,
-        passes=tuple(entry(model, n, context) for model, n in sizes for context in contexts),
-        host=HostTime(plain_ns=100, round_ns=200, level_ns=50, rounds=10),
+        passes=tuple(
+            PassTime(
+                kind=kind,  # type: ignore[arg-type]
+                n=n,
+                context=context,
+                time_ns=1e3 * (base(n) + 0.01 * context),
+                p10_ns=1e3,
+                p90_ns=1e5,
+                samples=5,
+            )
+            for kind, base in BASE_US.items()
+            for n in SIZES[kind]
+            for context in contexts
+        ),
+        host=HostTime(
+            plain_ns=100, round_ns=200, level_ns=50, plain_cold_ns=(300, 10), draft_cold_ns=(700, 90), rounds=10
+        ),
     )
 
 
@@ -105,16 +123,19 @@ def test_time_is_the_sum_of_the_passes_made(record: Record) -> None:
     unseen = 1
     for i, at in enumerate(walk.at):
         slope = 0.01 * record.context[at]
-        draft = [1.0 + 0.1 * n + slope for n in (unseen, 2, 2)]
+        draft = [1.5 + 0.1 * unseen + slope, 1.2 + slope, 1.2 + slope]
         verify = 10.0 + 0.2 * 6 + slope
-        host = 0.2 + 0.05 * 3
+        host = 0.2 + 0.05 * 3 + (0.7, 0.09, 0.0)[min(i, 2)]
         assert walk.time_ns[i] == pytest.approx(1e3 * (sum(draft) + verify + host))
         unseen = int(record.outcome(tier).unseen[at])
 
 
 def test_plain_policy_replays_to_a_speedup_of_one(record: Record) -> None:
-    policy = plain_policy()
-    assert Replay(record, costs()).speedup(policy, np.arange(3)) == pytest.approx(1.0)
+    policy, replay = plain_policy(), Replay(record, costs())
+    assert replay.speedup(policy, np.arange(3)) == pytest.approx(1.0)
+    steps = np.arange(record.start[0], record.end[0])
+    expected = sum(9.0 + 0.01 * record.context[at] + 0.1 for at in steps) + 0.3 + 0.01
+    assert replay.plain_time_ns(np.array([0]))[0] == pytest.approx(1e3 * expected)
 
 
 @pytest.mark.parametrize("tier", [Tier(depth=6, nodes=6), Tier(depth=2, width=4, nodes=4)])

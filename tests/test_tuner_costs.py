@@ -9,63 +9,122 @@ import pytest
 
 from profiles.config import GridConfig, TimingConfig
 from profiles.errors import EnvelopeError
-from profiles.measurement import HostTime, PassTime
 from profiles.policy import Tier
 from runtime.records import StepRecord
 from tests.fakes import fake_pair, fake_prompt
-from tuner.costs import context_grid, cost_table, fit_host, measure_passes
+from tests.test_replay import costs
+from tuner.costs import (
+    COLD_ROUNDS,
+    context_grid,
+    cost_table,
+    covering_policies,
+    fit_host,
+    mean_line,
+    measure_rounds,
+    pass_samples,
+    warm_rounds,
+)
 from tuner.replay import CostModel
 from tuner.timing import Budget, coefficient_of_variation, warm_up
 
+OFF, CHAIN = Tier(depth=0, nodes=0), Tier(depth=8, nodes=8)
 
-def step(levels: int, host_ns: int) -> StepRecord:
-    return StepRecord(0, 10, Tier(depth=0, nodes=0), 0.5, levels, 0, 0, 1, 1000, 5000, 6000 + host_ns)
+
+def step(levels: int, host_ns: float, context: int = 10, verify_ns: float = 1000) -> StepRecord:
+    drafts = (500,) * levels
+    return StepRecord(
+        position=0,
+        context=context,
+        tier=CHAIN if levels else OFF,
+        signal=0.5,
+        caught_up=1 if levels else 0,
+        nodes=0,
+        accepted=0,
+        emitted=1,
+        draft_passes_ns=drafts,
+        verify_ns=int(verify_ns),
+        round_ns=int(sum(drafts) + verify_ns + host_ns),
+    )
+
+
+def outputs(cold_ns: float = 0.0) -> list[list[StepRecord]]:
+    """Outputs of one level count each; a fifth of the rounds is hit by foreign load."""
+    rng, made = np.random.default_rng(0), []
+    for levels in [0, 1, 2, 4, 8] * 20:
+        true = 40_000 if levels == 0 else 60_000 + 25_000 * levels
+        made.append(
+            [
+                step(
+                    levels,
+                    (true + (cold_ns if i == 0 else 0))
+                    * (5.0 if i >= COLD_ROUNDS and rng.random() < 0.2 else 1.0)
+                    * rng.lognormal(0, 0.03),
+                )
+                for i in range(25)
+            ]
+        )
+    return made
 
 
 def test_host_time_is_recovered_under_bursts_of_load() -> None:
-    rng = np.random.default_rng(0)
-    records = []
-    for levels in [0, 1, 2, 4, 8] * 200:
-        true = 40_000 if levels == 0 else 60_000 + 25_000 * levels
-        burst = 5.0 if rng.random() < 0.2 else 1.0
-        records.append(step(levels, int(true * burst * rng.lognormal(0, 0.03))))
-    host = fit_host(records)
+    host = fit_host(outputs())
     assert host.plain_ns == pytest.approx(40_000, rel=0.05)
     assert host.round_ns + 4 * host.level_ns == pytest.approx(160_000, rel=0.05)
     assert host.level_ns == pytest.approx(25_000, rel=0.05)
 
 
+def test_cold_rounds_are_a_term_of_their_own() -> None:
+    host = fit_host(outputs(cold_ns=90_000))
+    assert host.plain_ns == pytest.approx(40_000, rel=0.05), "cold rounds must not shift the warm ones"
+    for cold in (host.plain_cold_ns, host.draft_cold_ns):
+        assert cold[0] == pytest.approx(90_000, rel=0.1) and max(cold[1:]) < 6_000
+
+
 def test_host_fit_needs_plain_rounds_and_two_depths() -> None:
-    with pytest.raises(ValueError, match=r"got levels \[0, 3\]"):
-        fit_host([step(0, 100), step(3, 100)])
+    with pytest.raises(EnvelopeError, match=r"got levels \[0, 3\]"):
+        fit_host([[step(0, 100)] * 9, [step(3, 100)] * 9])
 
 
-def test_passes_of_every_size_and_context_are_measured() -> None:
-    grid = GridConfig(depth=3, widths=(1, 3), verify_sizes=(1, 2, 4))
+def test_a_line_over_context_is_recovered_under_load() -> None:
+    rng = np.random.default_rng(1)
+    context = rng.uniform(50, 250, 300)
+    time_ns = (1e6 + 3e3 * context) * rng.lognormal(0, 0.03, 300) * np.where(rng.random(300) < 0.1, 6.0, 1.0)
+    line = mean_line(context, time_ns, np.array([50.0, 250.0]))
+    assert line == pytest.approx([1.15e6, 1.75e6], rel=0.05)
+    falling = mean_line(context, 2e6 - 1e3 * context, np.array([50.0, 250.0]))
+    assert falling[0] == falling[1], "more context is never less work"
+
+
+def test_every_pass_of_the_grid_is_measured_in_real_rounds() -> None:
+    grid = GridConfig(depth=3, widths=(1, 3), verify_sizes=(1, 2, 4, 8), signal_top_k=8)
     timing = TimingConfig(samples=5, warmup_max=5)
     shares: list[float] = []
-    samples = measure_passes(fake_pair(), fake_prompt(1, 9), grid, timing, [7, 12], shares.append)
-    table = cost_table(samples, HostTime(plain_ns=1, round_ns=1, level_ns=1, rounds=3), threads=1)
-    assert table.sizes("target") == [1, 2, 4] and table.sizes("draft") == [1, 2, 3]
-    assert table.contexts() == [7, 12]
-    assert min(p.samples for p in table.passes if p.model == "target") >= 5
+    prompts = [(fake_prompt(i, 9), 40) for i in range(3)]
+    policies = covering_policies(grid, 0.5, 200)
+    measured = measure_rounds(fake_pair(), prompts, policies, timing, Budget(None), shares.append)
+    table = cost_table(measured, grid.verify_sizes, [10, 40], threads=1)
+    assert table.sizes("verify") == [1, 2, 4, 8] and table.sizes("frontier") == [1, 3]
+    assert table.sizes("plain") == [1] and table.sizes("catch_up") == [1, 2]
+    assert table.contexts() == [10, 40]
     assert shares[-1] == 1.0 and shares == sorted(shares)
+    samples = pass_samples(warm_rounds(measured), grid.verify_sizes)
+    assert all(p.samples == len(samples[p.kind, p.n]) for p in table.passes if (p.kind, p.n) in samples)
+
+
+def test_a_size_that_was_never_made_is_an_error() -> None:
+    rounds = [[step(levels, 1e4)] * 9 for levels in (0, 1, 2)]
+    with pytest.raises(EnvelopeError, match=r"verify sizes \[4\] were never made"):
+        cost_table(rounds, (1, 4), [10, 20], 1)
 
 
 def test_contexts_are_interpolated_sizes_are_not() -> None:
-    passes = [
-        PassTime(model=m, n=n, context=c, median_ns=100.0 * n + c, p10_ns=1, p90_ns=1e3, samples=5)
-        for m in ("draft", "target")
-        for n in (1, 2)
-        for c in (10, 30)
-    ]
-    table = cost_table({}, HostTime(plain_ns=0, round_ns=0, level_ns=0, rounds=1), 1)
-    model = CostModel(table.model_copy(update={"passes": tuple(passes)}))
-    assert model.pass_ns("target", 2, np.array([10, 20, 30])).tolist() == [210.0, 220.0, 230.0]
-    with pytest.raises(EnvelopeError, match="target passes of 3 tokens were not measured"):
-        model.pass_ns("target", 3, np.array([10]))
+    model = CostModel(costs(contexts=(10, 30)))
+    at = model.pass_ns("verify", 2, np.array([10, 20, 30]))
+    assert at == pytest.approx([10_500, 10_600, 10_700])
+    with pytest.raises(EnvelopeError, match="verify passes of 5 tokens were not measured"):
+        model.pass_ns("verify", 5, np.array([10]))
     with pytest.raises(EnvelopeError, match=r"contexts 9\.\.31 leave the measured 10\.\.30"):
-        model.pass_ns("draft", 1, np.array([9, 31]))
+        model.pass_ns("frontier", 1, np.array([9, 31]))
 
 
 def test_context_grid_spans_the_record() -> None:

@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from profiles.config import TuneConfig
 from profiles.errors import BadInput, Inconclusive
 from profiles.measurement import CostTable, Curve
-from profiles.policy import PolicySource, Tier
+from profiles.policy import SignalSpec
 from profiles.registry import PairSpec
 from profiles.trace_schema import DraftRule, TraceManifest
-from runtime.decode import plain_policy
 from runtime.pair import Pair
-from runtime.policy.compile import compile_policy
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
@@ -26,8 +26,8 @@ from tuner.run_folder import RunFolder
 from tuner.timing import Budget
 from tuner.traces import Recorder, part_path
 
-HOST_PROMPTS = 6
-"""Prompts of the live rounds that host time is fitted on."""
+COST_PROMPTS = 8
+"""Prompts of the rounds that costs are measured on."""
 COST_RESERVE_S = 30.0
 """Part of a budget that recording leaves to the cost table, at most half of it."""
 
@@ -119,12 +119,15 @@ def _measure(
     by_id = {sample.id: sample for sample in samples}
     tuned = [record.samples[i] for i in record.split_samples("tune")]
     # long outputs first: they hold most rounds; the prompts of the report take no part
-    longest = sorted(tuned, key=lambda s: -len(s.output))[:HOST_PROMPTS]
+    longest = sorted(tuned, key=lambda s: -len(s.output))[:COST_PROMPTS]
     prompts = [
         (pair.encoder.encode(by_id[s.id].request()), by_id[s.id].max_new_tokens) for s in longest if s.id in by_id
     ]
-    contexts = cost_measuring.context_grid(int(record.context.min()), int(record.context.max()), config.grid.contexts)
-    with progress.task("timing passes", 100) as advance:
+    grid = config.grid
+    contexts = cost_measuring.context_grid(int(record.context.min()), int(record.context.max()), grid.contexts)
+    edge = float(np.median(record.signal(SignalSpec(kind="one_minus_top1"))))
+    policies = cost_measuring.covering_policies(grid, edge, record.context_max)
+    with progress.task("timing rounds", 100) as advance:
         passed = 0.0
 
         def on_progress(share: float) -> None:
@@ -132,22 +135,9 @@ def _measure(
             advance(100 * share - passed)
             passed = 100 * share
 
-        measured = cost_measuring.measure_passes(pair, prompts[0][0], config.grid, config.timing, contexts, on_progress)
-    depth, widest = config.grid.depth, max(config.grid.widths)
-    shapes = [Tier(depth=d, width=1, nodes=d) for d in (1, max(depth // 2, 1), depth)]
-    shapes += [
-        Tier(depth=d, width=widest, nodes=config.grid.node_counts(d, widest)[-1])
-        for d in (1, max(depth // 2, 1), depth)
-        if config.grid.node_counts(d, widest)
-    ]
-    policies = [plain_policy()] + [
-        compile_policy(PolicySource(tiers=(tier,)), config.grid.verify_sizes, record.context_max)
-        for tier in dict.fromkeys(shapes)
-    ]
-    with progress.task("timing live rounds", len(prompts) * len(policies)) as advance:
-        host, _ = cost_measuring.host_time(pair, prompts, policies, budget, lambda _: advance(1))
-    table = cost_measuring.cost_table(measured, host, pair.threads)
-    run.save_costs(table, measured)
+        outputs = cost_measuring.measure_rounds(pair, prompts, policies, config.timing, budget, on_progress)
+    table = cost_measuring.cost_table(outputs, grid.verify_sizes, contexts, pair.threads)
+    run.save_costs(table, cost_measuring.pass_samples(cost_measuring.warm_rounds(outputs), grid.verify_sizes))
     return table
 
 
@@ -173,14 +163,13 @@ def estimate(pair: Pair, config: TuneConfig, folder: Path) -> str:
         recorder.record_all([probe], Budget(None))
         sample_s = time.monotonic() - start
         part_bytes = part_path(Path(scratch), probe.id).stat().st_size
-    rounds = len(config.grid.verify_sizes) * config.timing.samples * config.grid.contexts
     grid = config.grid
     recording_min = sample_s * len(missing) / 60
     lines = [
         f"plan: {pair.spec.name} on {config.gpu} ({config.backend} {config.dtype}, {config.threads} threads)",
         f"  into {folder}",
         f"  record {len(missing)} of {len(samples)} prompts, beams {list(grid.widths)} to depth {grid.depth}",
-        f"  time {rounds} cost rounds over {grid.contexts} contexts, verify sizes {list(grid.verify_sizes)}",
+        f"  time {config.timing.samples} rounds or more per tree shape, verify sizes {list(grid.verify_sizes)}",
         f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
         f"{part_bytes * len(samples) / 1e6:.0f} MB",
     ]

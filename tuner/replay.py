@@ -7,15 +7,15 @@ rounds it returns are those of live decoding (tested round for round).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import EnvelopeError
-from profiles.measurement import CostTable
+from profiles.measurement import PASS_KINDS, CostTable, PassKind
 from profiles.policy import CompiledPolicy, HistorySpec, Tier
 from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID
+from tuner.costs import CATCH_UP_SIZES
 from tuner.outcomes import Ints, Outcome, Record
 
 Floats = npt.NDArray[np.float64]
@@ -30,18 +30,18 @@ class CostModel:
         self.table = table
         self._contexts = np.array(table.contexts(), dtype=np.float64)
         self._ns: dict[tuple[str, int], Floats] = {
-            (model, n): np.array(
-                [p.median_ns for p in sorted(table.passes, key=lambda p: p.context) if (p.model, p.n) == (model, n)]
+            (kind, n): np.array(
+                [p.time_ns for p in sorted(table.passes, key=lambda p: p.context) if (p.kind, p.n) == (kind, n)]
             )
-            for model in ("draft", "target")
-            for n in table.sizes(model)
+            for kind in PASS_KINDS
+            for n in table.sizes(kind)
         }
 
-    def pass_ns(self, model: Literal["draft", "target"], n: int, context: Ints) -> Floats:
+    def pass_ns(self, kind: PassKind, n: int, context: Ints) -> Floats:
         """[...] time of a pass of n tokens over `context` cached rows. Raises EnvelopeError outside the table."""
-        curve = self._ns.get((model, n))
+        curve = self._ns.get((kind, n))
         if curve is None:
-            raise EnvelopeError(f"{model} passes of {n} tokens were not measured; have {self.table.sizes(model)}")
+            raise EnvelopeError(f"{kind} passes of {n} tokens were not measured; have {self.table.sizes(kind)}")
         if context.size and (context.min() < self._contexts[0] or context.max() > self._contexts[-1]):
             raise EnvelopeError(
                 f"contexts {context.min()}..{context.max()} leave the measured "
@@ -124,9 +124,10 @@ class Replay:
         host = costs.host
         self._host = host
         context = record.context
-        self._plain_ns = self.costs.pass_ns("target", 1, context) + host.plain_ns
+        self._plain_ns = self.costs.pass_ns("plain", 1, context) + host.plain_ns
+        self._plain_ns += cold_extra(host.plain_cold_ns, np.arange(len(context)) - record.start[record.sample_of])
         self._catch_up_ns = np.stack(
-            [np.zeros_like(self._plain_ns)] + [self.costs.pass_ns("draft", n, context) for n in (1, 2)]
+            [np.zeros_like(self._plain_ns)] + [self.costs.pass_ns("catch_up", n, context) for n in CATCH_UP_SIZES]
         )
         self._end_of = record.end[record.sample_of]
 
@@ -158,6 +159,8 @@ class Replay:
         order = np.argsort(who, kind="stable")  # rounds were collected step by step over all samples
         who, at, chosen, unseen = who[order], at[order], chosen[order], unseen[order]
         row = rows[chosen]
+        first = np.searchsorted(who, who, side="left")
+        cold_ns = cold_extra(self._host.draft_cold_ns, np.arange(len(who)) - first)
         return Walk(
             samples=samples[who],
             at=at,
@@ -165,7 +168,7 @@ class Replay:
             accepted=self._tiers.ints("accepted", row, at),
             nodes=self._tiers.ints("nodes", row, at),
             levels=self._tiers.ints("levels", row, at),
-            time_ns=self._tiers.time_ns(row, at) + self._catch_up_ns[unseen, at],
+            time_ns=self._tiers.time_ns(row, at) + self._catch_up_ns[unseen, at] + cold_ns,
             tokens=int((record.end - record.start)[samples].sum()),
         )
 
@@ -240,15 +243,21 @@ class Replay:
         time_ns = host.astype(np.float64)
         for size in np.unique(sizes):
             mine = sizes == size
-            time_ns[mine] += self.costs.pass_ns("target", int(size), context[mine])
+            time_ns[mine] += self.costs.pass_ns("verify", int(size), context[mine])
         if tier.depth > 1:
-            time_ns += (outcome.levels - 1) * self.costs.pass_ns("draft", tier.width, context)
+            time_ns += (outcome.levels - 1) * self.costs.pass_ns("frontier", tier.width, context)
         return time_ns
 
     def _bins(self, policy: CompiledPolicy) -> Ints:
         if not policy.edges:
             return np.zeros(self.record.positions, dtype=np.int64)  # no signal is asked
         return np.searchsorted(policy.edges, self.record.signal(policy.signal), side="right")
+
+
+def cold_extra(extra_ns: tuple[float, ...], index: Ints) -> Floats:
+    """Extra time of the round with this index in its output; nothing once the caches are warm."""
+    padded = np.array([*extra_ns, 0.0])
+    return padded[np.minimum(index, len(extra_ns))]
 
 
 class _HistoryState:

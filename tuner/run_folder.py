@@ -20,6 +20,7 @@ from profiles.measurement import CostTable, Curve
 from profiles.policy_profile import PairRecord
 from profiles.provenance import Fingerprint
 from profiles.store import atomic_path, read_json, write_json
+from tuner.costs import PassSamples
 
 CURVES = TypeAdapter(tuple[Curve, ...])
 MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
@@ -77,10 +78,10 @@ class RunFolder:
             raise ProfileError(f"{self.path} has no cost table yet; run `sage_tune profile` to the end first")
         return read_json(self.path / "costs.json", CostTable)
 
-    def save_costs(self, table: CostTable, samples: dict[tuple[str, int, int], list[int]]) -> None:
+    def save_costs(self, table: CostTable, samples: PassSamples) -> None:
         """Samples first: a table never stands without what it was derived from."""
-        rows = [(model, n, c, t) for (model, n, c), times in samples.items() for t in times]
-        frame = pl.DataFrame(rows, schema=["model", "n", "context", "time_ns"], orient="row")
+        rows = [(kind, n, context, ns) for (kind, n), seen in samples.items() for context, ns in seen]
+        frame = pl.DataFrame(rows, schema=["kind", "n", "context", "time_ns"], orient="row")
         with atomic_path(self.path / "cost_samples.parquet") as temporary:
             frame.write_parquet(temporary, compression="zstd")
         write_json(self.path / "costs.json", table)

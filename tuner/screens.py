@@ -9,7 +9,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from profiles.measurement import CostTable, Curve
+from profiles.measurement import PASS_KINDS, CostTable, Curve
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import GpuSpec, PairSpec
@@ -77,16 +77,16 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
 def cost_screen(table: CostTable) -> Table:
     """Medians in milliseconds by pass size, one column per context."""
     contexts = table.contexts()
-    screen = Table(title="model passes, median ms (p90)", title_justify="left")
+    screen = Table(title="model passes inside rounds, mean ms (p90)", title_justify="left")
     screen.add_column("pass")
     for context in contexts:
         screen.add_column(f"context {context}", justify="right")
-    for model in ("draft", "target"):
-        for n in table.sizes("draft" if model == "draft" else "target"):
-            cells = [p for p in table.passes if p.model == model and p.n == n]
+    for kind in PASS_KINDS:
+        for n in table.sizes(kind):
+            cells = [p for p in table.passes if p.kind == kind and p.n == n]
             screen.add_row(
-                f"{model} n={n}",
-                *(f"{p.median_ns / 1e6:.2f} ({p.p90_ns / 1e6:.2f})" for p in sorted(cells, key=lambda p: p.context)),
+                f"{'draft' if kind in ('catch_up', 'frontier') else 'target'} {kind} n={n}",
+                *(f"{p.time_ns / 1e6:.2f} ({p.p90_ns / 1e6:.2f})" for p in sorted(cells, key=lambda p: p.context)),
             )
     return screen
 

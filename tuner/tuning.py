@@ -75,11 +75,11 @@ def tune(
     # the tuned policy is reported even when it does not ship
     best = _best_finalist(selection, finalists, choice, limits.resamples)
     arms = fixed + ([Arm(TUNED, best.source, best.policy)] if best else [])
-    shipped_name = TUNED if best and choice == best.name else choice
     with progress.task("reporting, live", len(reporting)) as advance:
         report = compare(pair, arms, reporting, replay, limits.repeats, budget, lambda: advance(1))
     _require_prompts(report, "report")
-    decision = _decide(replay, report, arms, shipped_name, reason, limits.resamples)
+    shipped, reason = _confirmed(report, choice, reason, limits.resamples)
+    decision = _decide(replay, report, arms, shipped, reason, limits.resamples)
 
     profile = freeze(pair, config, run, record, replay, curves, search, decision, command_line)
     path = run.path / f"{profile.name}{PROFILE_SUFFIX}"
@@ -127,6 +127,17 @@ def _require_prompts(comparison: Comparison, split: str) -> None:
             f"only {len(comparison.samples)} prompts of the {split} split were compared before the budget ended; "
             "run the command again with a larger --budget"
         )
+
+
+def _confirmed(report: Comparison, choice: str, reason: str, resamples: int) -> tuple[str, str]:
+    """What the selection prompts chose must hold on the report prompts as well; they can only take away."""
+    chosen = choice if choice in (PLAIN, STATIC) else TUNED
+    if chosen == PLAIN:
+        return PLAIN, reason
+    held, held_reason, _ = winner(report, STATIC, [TUNED] if chosen == TUNED else [], resamples)
+    if held == chosen:
+        return chosen, held_reason if chosen == TUNED else reason
+    return held, f"not confirmed on the report prompts: {held_reason}"
 
 
 def _best_finalist(comparison: Comparison, finalists: list[Arm], choice: str, resamples: int) -> Arm | None:

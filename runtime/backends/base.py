@@ -71,17 +71,14 @@ class NumpyRows(Rows):
         peak = logits.max(axis=-1, keepdims=True)
         if not np.isfinite(peak).all():
             raise ModelOutputError("the model produced logits that are not finite; the pass cannot be trusted")
-        normaliser = peak[:, 0] + np.log(np.exp(logits - peak).sum(axis=-1, dtype=np.float32))
-        if k >= logits.shape[-1]:
-            tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :k]
-            values = np.take_along_axis(logits, tokens, axis=-1)
-        else:
-            # sorted by id first, so that equal logits keep the order of their ids
-            some = np.sort(np.argpartition(logits, -k, axis=-1)[:, -k:], axis=-1)
-            values = np.take_along_axis(logits, some, axis=-1)
-            order = np.argsort(-values, axis=-1, kind="stable")
-            tokens = np.take_along_axis(some, order, axis=-1)
-            values = np.take_along_axis(values, order, axis=-1)
+        normaliser = peak[:, 0] + np.log(np.exp(logits - peak).sum(axis=-1))
+        vocab = logits.shape[-1]
+        row = np.arange(len(logits))[:, None]
+        some = np.argpartition(logits, vocab - k, axis=-1)[:, vocab - k :] if k < vocab else row * 0 + np.arange(vocab)
+        values = logits[row, some]
+        # equal logits keep the order of their ids
+        order = np.lexsort((some, -values), axis=-1)
+        tokens, values = some[row, order], values[row, order]
         return tokens, np.minimum(values - normaliser[:, None], np.float32(0.0))
 
     def logits(self) -> FloatArray:

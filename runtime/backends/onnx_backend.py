@@ -1,7 +1,7 @@
 """ONNX Runtime over an exported step graph (`profiles.graph_contract`): the default engine on a CPU.
 
-The cache is one sequence-first buffer per layer; past rows are bound by pointer and new rows are written by
-the graph right behind them, so a pass copies nothing of what is already cached.
+The cache is one sequence-first buffer per layer: its past rows are a contiguous block that the engine reads in
+place, and only the n new rows of a pass are written behind them. Nothing that is cached is ever copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from profiles.graph_contract import (
     GRAPH_FILE,
     HIDDEN_SCORE,
     LOGIT_ROWS,
-    LOGITS,
     MASK,
     POSITIONS,
     SIDE_FILE,
@@ -34,6 +33,8 @@ from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session, c
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
 from runtime.prompts import Prompt
 
+VISIBLE, HIDDEN = np.float32(0.0), np.float32(HIDDEN_SCORE)
+
 
 @final
 class OnnxSession(Session):
@@ -43,8 +44,7 @@ class OnnxSession(Session):
         self._owner = owner
         # [key/value of every layer, capacity, heads, dim]; filled so that no page is touched first in a timed pass
         self._cache = np.full((2 * graph.layers, capacity, graph.kv_heads, graph.head_dim), 0.0, dtype=np.float32)
-        self._row_bytes = graph.kv_heads * graph.head_dim * 4
-        self._starts = [self._cache[i].ctypes.data for i in range(2 * graph.layers)]
+        self._layers = list(self._cache)
 
     def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
         return self.run_embeds(self._owner.embeddings[tokens], positions, visible, np.arange(len(tokens)))
@@ -52,25 +52,17 @@ class OnnxSession(Session):
     def run_embeds(self, embeds: FloatArray, positions: IntArray, visible: BoolArray, logit_rows: IntArray) -> Rows:
         """One graph run over embeddings [n, hidden]; logits of `logit_rows` only."""
         owner, past, n = self._owner, self.length, len(embeds)
-        graph = owner.graph
-        mask = np.where(visible, np.float32(0.0), np.float32(HIDDEN_SCORE))
-        logits = np.empty((len(logit_rows), graph.vocab), dtype=np.float32)
-        binding = owner.engine.io_binding()
-        for name, array in ((EMBEDS, embeds[None]), (MASK, mask[None, None])):
-            binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-        positions, logit_rows = np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(logit_rows)
-        for name, ids in ((POSITIONS, positions[None]), (LOGIT_ROWS, logit_rows)):
-            binding.bind_input(name, "cpu", 0, np.int64, ids.shape, ids.ctypes.data)
-        past_shape, new_shape = (
-            (past, graph.kv_heads, graph.head_dim),
-            (n, graph.kv_heads, graph.head_dim),
-        )
-        offset = past * self._row_bytes
-        for past_name, new_name, start in zip(owner.past, owner.new, self._starts, strict=True):
-            binding.bind_input(past_name, "cpu", 0, np.float32, past_shape, start)
-            binding.bind_output(new_name, "cpu", 0, np.float32, new_shape, start + offset)
-        binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        owner.engine.run_with_iobinding(binding)
+        feed: dict[str, Any] = {
+            EMBEDS: embeds[None],
+            POSITIONS: positions[None],
+            MASK: np.where(visible, VISIBLE, HIDDEN)[None, None],
+            LOGIT_ROWS: logit_rows,
+        }
+        for name, rows in zip(owner.past, self._layers, strict=True):
+            feed[name] = rows[:past]  # a contiguous view: the engine reads it in place
+        logits, *new_rows = owner.engine.run(None, feed)
+        for rows, new in zip(self._layers, new_rows, strict=True):
+            rows[past : past + n] = new
         return NumpyRows(logits[:, : owner.token_limit])
 
     def _compact(self, base: int, rows: list[int]) -> None:
@@ -98,11 +90,10 @@ class OnnxModel(Model):
         self.max_positions = self.graph.max_positions
         self.past, self.new = past_names(self.graph.layers), new_names(self.graph.layers)
         self.embeddings: FloatArray = np.load(files.graph_folder / EMBEDDINGS_FILE)
+        share_threads(files.threads)
         options = ort.SessionOptions()
-        options.intra_op_num_threads = files.threads
-        options.inter_op_num_threads = 1
-        # two models share the cores: a pool that spins while the other one runs would steal its time
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.use_per_session_threads = False
+        options.enable_mem_pattern = False  # contexts grow every round: a plan per shape would never be used again
         self.engine: Any = ort.InferenceSession(
             str(files.graph_folder / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
         )
@@ -127,6 +118,25 @@ class OnnxModel(Model):
             self._embedder = PromptEmbedder(load_transformers(self._files))
         embeds: FloatArray = self._embedder(prompt)
         return embeds
+
+
+_shared_threads: int | None = None
+
+
+def share_threads(threads: int) -> None:
+    """One thread pool for all sessions of the process. With a pool each, target and draft would spin against
+    each other on the same cores (measured: passes up to four times slower).
+
+    Raises BadInput when the pool already has another size, which the engine cannot change.
+    """
+    global _shared_threads
+    if _shared_threads is None:
+        ort.set_global_thread_pool_sizes(threads, 1)
+        _shared_threads = threads
+    if _shared_threads != threads:
+        raise BadInput(
+            f"ONNX Runtime has one thread pool per process, here of {_shared_threads} threads; {threads} asked for"
+        )
 
 
 def read_graph(folder: Path) -> StepGraph:

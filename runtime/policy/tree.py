@@ -38,7 +38,8 @@ def expand(frontier_scores: FloatArray, child_logprobs: FloatArray) -> Candidate
     width = child_logprobs.shape[-1]
     flat = scores.reshape(*scores.shape[:-2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
-    return Candidates(np.take_along_axis(flat, order, axis=-1), order // width, order % width)
+    parents, ranks = np.divmod(order, width)
+    return Candidates(-np.sort(-flat, axis=-1, kind="stable"), parents, ranks)
 
 
 @dataclass
