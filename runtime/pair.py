@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,8 @@ class PairPlan:
     dtype: str
     device: str
     threads: int
+    memory_bytes: int | None = None
+    """Memory of the device, when it is known."""
 
     def files(self, source: ModelSource, graph_folder: Path | None) -> ModelFiles:
         return ModelFiles(
@@ -63,12 +65,10 @@ class PairPlan:
 
     def check_memory(self) -> None:
         """Raises HardwareMissing with needed and found memory before anything large is loaded."""
-        if self.device != "cpu":
-            return
-        found_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+        found_gib = math.inf if self.memory_bytes is None else self.memory_bytes / (1 << 30)
         if self.spec.weights_gib > found_gib:
             raise HardwareMissing(
-                f"'{self.spec.name}' needs {self.spec.weights_gib:g} GiB for its weights alone, this machine has "
+                f"'{self.spec.name}' needs {self.spec.weights_gib:g} GiB for its weights alone, {self.device} has "
                 f"{found_gib:.0f} GiB of memory"
             )
 
@@ -88,11 +88,13 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     for source in (spec.target, spec.draft):
         if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
             raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
-    tokenizer = AutoTokenizer.from_pretrained(target_source, revision=spec.target.revision)
-    check_same_tokens(
-        tokenizer.get_vocab(),
-        AutoTokenizer.from_pretrained(draft_source, revision=spec.draft.revision).get_vocab(),
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(target_source, revision=spec.target.revision)
+        draft_tokenizer = AutoTokenizer.from_pretrained(draft_source, revision=spec.draft.revision)
+    except OSError as error:
+        # the library's own text runs over several lines; its first one says which file or host
+        raise BadInput(f"'{spec.name}' cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    check_same_tokens(tokenizer.get_vocab(), draft_tokenizer.get_vocab())
     config = AutoConfig.from_pretrained(target_source, revision=spec.target.revision)
     processor = load_processor(target_source, spec.target.revision, config.model_type, tokenizer)
     graphs = graph_folders or (None, None)

@@ -15,6 +15,7 @@ from runtime.backends.base import Model, ModelFiles
 from runtime.pair import Pair
 from sage_tune import open_pair
 from tuner.calibration import Sample, load_samples
+from tuner.machine import core_count
 from tuner.plan import plan_pair
 
 
@@ -82,7 +83,8 @@ def text_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 def model_files(folder: Path, graph_folder: Path | None = None) -> ModelFiles:
-    return ModelFiles(str(folder), None, "float32", "cpu", 1, graph_folder)
+    # the ONNX engine has one thread pool per process: every model of a test run shares its size
+    return ModelFiles(str(folder), None, "float32", "cpu", core_count(), graph_folder)
 
 
 @pytest.fixture(scope="session", params=["torch", "onnx"])

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from profiles.errors import LosslessError
 from profiles.policy import CompiledPolicy
@@ -99,15 +100,22 @@ def compare_rounds(
 
 
 def _margin(step: StepRecord, policy: CompiledPolicy, record: Record, at: int) -> float:
-    """How close the closest decision of a round was: signal to edge, stop to frontier, node to node budget."""
-    gaps = [abs(step.signal - edge) for edge in policy.edges] or [math.inf]
+    """How close the closest decision of a round was: signal to edge, frontier to stop, and the scores on either
+    side of every cut (the frontier of each level, the node budget)."""
+    gaps = [abs(step.signal - edge) for edge in policy.edges]
     tier = step.tier
     if tier.depth:
-        width = tier.width
-        scores = record.column(f"beam_{width}.pool_scores")[at].reshape(-1)
-        scores = np.sort(scores[np.isfinite(scores)])[::-1].astype(np.float64)
-        gaps.append(float(np.diff(-scores).min()) if len(scores) > 1 else math.inf)
+        levels = record.column(f"beam_{tier.width}.pool_scores")[at].reshape(record.manifest.depth, -1)[: tier.depth]
+        levels = levels.astype(np.float64)
+        gaps += [_cut(scores, tier.width) for scores in levels[:-1]]
+        gaps.append(_cut(np.sort(levels.reshape(-1))[::-1], tier.nodes))
         if tier.stop:
-            best = record.column(f"beam_{width}.frontier_best")[at].astype(np.float64)
-            gaps.append(float(np.abs(best - math.log(tier.stop)).min()))
-    return min(gaps)
+            gaps += np.abs(levels[:, 0] - math.log(tier.stop)).tolist()
+    return min(gaps, default=math.inf)
+
+
+def _cut(scores: npt.NDArray[np.float64], kept: int) -> float:
+    """Gap between the last kept and the first dropped of sorted scores."""
+    if kept >= len(scores) or not np.isfinite(scores[kept]):
+        return math.inf
+    return float(scores[kept - 1] - scores[kept])

@@ -26,4 +26,4 @@ def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     resolved = config.model_copy(
         update={"gpu": device.spec_name, "backend": backend, "dtype": dtype, "threads": threads}
     )
-    return PairPlan(spec, backend, dtype, device.torch_name, threads), resolved, device
+    return PairPlan(spec, backend, dtype, device.torch_name, threads, device.memory_bytes), resolved, device

@@ -112,9 +112,12 @@ class OnnxModel(Model):
         if not prompt.vision:
             return self.embeddings[prompt.input_ids]
         if self._embedder is None:
+            import torch
+
             from runtime.backends.torch_backend import load_transformers
             from runtime.vision import PromptEmbedder
 
+            torch.set_num_threads(self._files.threads)
             self._embedder = PromptEmbedder(load_transformers(self._files))
         embeds: FloatArray = self._embedder(prompt)
         return embeds
