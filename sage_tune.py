@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 
@@ -44,6 +43,9 @@ out, err = (
     Console(stderr=to_stderr, width=None if stream.isatty() else PIPE_COLUMNS)
     for to_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
 )
+
+UsageError: Any = typer.BadParameter.__base__
+"""What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
 Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
@@ -335,10 +337,10 @@ def main() -> None:
         err.print("error: ", style="bold red", end="")
         err.print(str(error), markup=False, highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except (click.exceptions.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         err.print("interrupted; finished samples and trials are kept, the same command goes on from there")
         sys.exit(130)
-    except click.ClickException as error:
+    except UsageError as error:
         error.show()
         sys.exit(2)
 

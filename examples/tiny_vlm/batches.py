@@ -22,6 +22,7 @@ from examples.tiny_vlm.world import Pixels, Video, World, draw
 
 CLASSES = ("fixed", "choice", "fact")
 TEXT, NEWLINE = -1, -2
+FACT_WEIGHT, WORDING_WEIGHT = 12.0, 0.5
 PATCHES, POOLED = GRID * GRID, (GRID // 2) ** 2
 
 
@@ -36,6 +37,7 @@ class Batch:
     segments: Tensor
     positions: Tensor
     classes: Tensor
+    weights: Tensor
 
     @property
     def mask(self) -> Tensor:
@@ -46,7 +48,7 @@ class Batch:
         return (((key == query) | (key == 0)) & causal)[:, None]
 
     def to(self, device: torch.device) -> Batch:
-        tensors = (self.ids, self.visual, self.segments, self.positions, self.classes)
+        tensors = (self.ids, self.visual, self.segments, self.positions, self.classes, self.weights)
         return Batch(self.pictures, self.labels, *(tensor.to(device) for tensor in tensors))
 
 
@@ -90,6 +92,12 @@ class Encoder:
         return [self.special[IMAGE]] * len(visual), visual
 
 
+def turn_weights(classes: list[int]) -> Tensor:
+    """Facts count more than wording, and those of a short answer more than one of many in a long answer."""
+    fact = torch.tensor(classes) == CLASSES.index("fact")
+    return torch.where(fact, FACT_WEIGHT / fact.sum().clamp(min=1).sqrt(), WORDING_WEIGHT)
+
+
 def collate(packs: list[tuple[World, list[Turn]]], encoder: Encoder, length: int) -> Batch:
     """Pack each world's turns into `length` positions; turns that do not fit are left out."""
     pad = encoder.special[PAD]
@@ -98,7 +106,7 @@ def collate(packs: list[tuple[World, list[Turn]]], encoder: Encoder, length: int
     shape = (len(packs), length)
     ids, visual = torch.full(shape, pad), torch.full(shape, TEXT)
     segments, positions = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
-    classes = torch.full(shape, -1)
+    classes, weights = torch.full(shape, -1), torch.zeros(shape)
     for row, (world, turns) in enumerate(packs):
         frames = draw(world)
         places, features = encoder.picture(world, len(frames), len(pictures))
@@ -118,6 +126,7 @@ def collate(packs: list[tuple[World, list[Turn]]], encoder: Encoder, length: int
                 continue
             ids[row, at:end] = torch.tensor(prompt + answer)
             classes[row, end - len(answer) : end] = torch.tensor(kinds)
+            weights[row, end - len(answer) : end] = turn_weights(kinds)
             segments[row, at:end] = number
             positions[row, at:end] = torch.arange(start, start + end - at)
             at = end
@@ -126,10 +135,10 @@ def collate(packs: list[tuple[World, list[Turn]]], encoder: Encoder, length: int
     visual[visual == NEWLINE] = len(pictures) * (PATCHES + POOLED)
     # Padding attends to itself, so that no row of the mask is empty.
     segments[segments < 0] = len(packs) + 1000
-    return Batch(pictures, labels, ids, visual, segments, positions, classes)
+    return Batch(pictures, labels, ids, visual, segments, positions, classes, weights)
 
 
-def training_batch(seed: str, rows: int, length: int, encoder: Encoder, shorts: int = 12) -> Batch:
+def training_batch(seed: str, rows: int, length: int, encoder: Encoder, shorts: int = 10) -> Batch:
     rng = Random(seed)
     return collate([make_pack(rng, shorts) for _ in range(rows)], encoder, length)
 
@@ -156,8 +165,8 @@ def embed(model: LlavaOnevisionForConditionalGeneration, batch: Batch, features:
 
 def answer_logits(
     model: LlavaOnevisionForConditionalGeneration, batch: Batch, features: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits in front of every answer token of the batch, the true tokens, and their classes."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Logits in front of every answer token of the batch, the true tokens, their classes and weights."""
     hidden = model.model.language_model(
         inputs_embeds=embed(model, batch, features),
         attention_mask=batch.mask,
@@ -166,4 +175,5 @@ def answer_logits(
     ).last_hidden_state
     wanted = batch.classes[:, 1:] >= 0
     logits = model.lm_head(hidden[:, :-1][wanted]).float()
-    return logits, batch.ids[:, 1:][wanted], batch.classes[:, 1:][wanted]
+    tokens, classes, weights = (part[:, 1:][wanted] for part in (batch.ids, batch.classes, batch.weights))
+    return logits, tokens, classes, weights

@@ -36,6 +36,7 @@ from examples.tiny_vlm.world import (
 MAX_NEW_TOKENS = {"describe": 128, "list_json": 128, "question": 24, "chart": 128, "video": 96}
 CALIBRATION_MIX = {"describe": 84, "list_json": 48, "question": 36, "chart": 36, "video": 36}
 SHORT_VIDEO_SHARE = 0.2
+HARD = frozenset(("color_of", "shape_of", "where", "exists", "count_color", "height_of", "video_start", "video_end"))
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ def make_pack(rng: Random, shorts: int) -> tuple[World, list[Turn]]:
     world = make_world(rng)
     kinds = {Scene: ["describe", "list_json"], Chart: ["chart"], Video: ["video"]}[type(world)]
     turns = [make_turn(rng, world, kind) for kind in rng.sample(kinds, len(kinds))]
-    turns += [make_turn(rng, world, "question") for _ in range(shorts)]
-    return world, turns
+    questions = [make_turn(rng, world, "question") for _ in range(shorts)]
+    # A pack rarely has room for all of them: the look-ups that are learned last go first.
+    return world, turns + sorted(questions, key=lambda turn: turn.task not in HARD)
 
 
 def make_sample(stream: str, index: int, kind: str) -> Sample:
@@ -108,9 +110,7 @@ def write_calibration(folder: Path) -> int:
     for number, sample in enumerate(samples("calibration", CALIBRATION_MIX)):
         frames = sample.pictures
         moving = isinstance(sample.world, Video)
-        names = [
-            f"calibration/{number:04d}{f'_f{index}' if moving else ''}.png" for index in range(len(frames))
-        ]
+        names = [f"calibration/{number:04d}{f'_f{index}' if moving else ''}.png" for index in range(len(frames))]
         for name, pixels in zip(names, frames, strict=True):
             Image.fromarray(pixels).save(folder / name, optimize=True)
             size += (folder / name).stat().st_size

@@ -36,17 +36,13 @@ class Asker:
     """Runs a model on samples in batches of equal prompts' lengths, so that nothing is padded in front."""
 
     def __init__(self, folder: Path, batch: int) -> None:
-        self.model: Model = LlavaOnevisionForConditionalGeneration.from_pretrained(
-            folder, dtype=torch.float32
-        )
+        self.model: Model = LlavaOnevisionForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         self.model.eval()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.batch = batch
 
     def prompt(self, sample: Sample, frames: int) -> list[int]:
-        text = str(
-            self.tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False)
-        )
+        text = str(self.tokenizer.apply_chat_template(sample.messages, add_generation_prompt=True, tokenize=False))
         text = text.replace("<image>", "<image>" * IMAGE_TOKENS)
         text = text.replace("<video>", "<video>" * (FRAME_TOKENS * frames + 1))
         return list(self.tokenizer(text).input_ids)
@@ -58,9 +54,7 @@ class Asker:
         pixels = torch.stack([normalise(frames * 2) for frames in pictures])
         return {"pixel_values": pixels, "image_sizes": torch.full((len(pictures), 2), SIDE)}
 
-    def _groups(
-        self, prompts: list[list[int]], all_samples: list[Sample], counts: list[int]
-    ) -> Iterable[list[int]]:
+    def _groups(self, prompts: list[list[int]], all_samples: list[Sample], counts: list[int]) -> Iterable[list[int]]:
         groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for index, (prompt, sample) in enumerate(zip(prompts, all_samples, strict=True)):
             moving = isinstance(sample.world, Video)
@@ -90,9 +84,7 @@ class Asker:
         """The model's own greedy token at every position of a given answer."""
         prompt = self.prompt(sample, len(pictures))
         visual = self.visual([pictures], isinstance(sample.world, Video))
-        logits = self.model(input_ids=torch.tensor([prompt + answer]), **visual).logits[
-            0, len(prompt) - 1 : -1
-        ]
+        logits = self.model(input_ids=torch.tensor([prompt + answer]), **visual).logits[0, len(prompt) - 1 : -1]
         return list(logits.argmax(-1).tolist())
 
     def text(self, answer: list[int]) -> str:
@@ -159,10 +151,7 @@ def swap_test(asker: Asker, asked: list[Sample], texts: list[str]) -> dict[str, 
             full = sample.turn.question in LIST_FULL
             partners[sample.turn.task, len(sample.pictures), full].append(index)
     chosen = [
-        (a, b)
-        for group in partners.values()
-        for a, b in zip(group, group[1:] + group[:1], strict=True)
-        if a != b
+        (a, b) for group in partners.values() for a, b in zip(group, group[1:] + group[:1], strict=True) if a != b
     ]
     swapped = asker.answer([asked[a] for a, _ in chosen], [asked[b].pictures for _, b in chosen])
     changed: list[bool] = []

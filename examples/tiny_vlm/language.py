@@ -15,7 +15,6 @@ from examples.tiny_vlm.loop import Metrics, Plan, run
 from examples.tiny_vlm.texts import fact_words
 
 ROWS, LENGTH = 16, 384
-WEIGHTS = (0.5, 0.5, 3.0)
 Model = LlavaOnevisionForConditionalGeneration
 
 
@@ -118,9 +117,7 @@ def compile_layers(model: Model) -> None:
 
 def _accuracies(logits: Tensor, tokens: Tensor, classes: Tensor) -> Metrics:
     right = (logits.argmax(-1) == tokens).float()
-    return {
-        name: float(right[classes == index].mean()) for index, name in enumerate(("fixed", "choice", "fact"))
-    }
+    return {name: float(right[classes == index].mean()) for index, name in enumerate(("fixed", "choice", "fact"))}
 
 
 def train_language(
@@ -135,13 +132,11 @@ def train_language(
 ) -> None:
     """Train everything but the tower; with a teacher, its distribution counts `mix`, the text the rest."""
     model.model.vision_tower.requires_grad_(False)
-    weights = torch.tensor(WEIGHTS, device=device)
 
     def loss_at(step: int) -> tuple[Tensor, Metrics]:
         batch = training_batch(f"train/{name}/{step}", ROWS, LENGTH, encoder).to(device)
         with torch.autocast(device.type, torch.bfloat16):
-            logits, tokens, classes = answer_logits(model, batch, patch_features(model, batch.pictures))
-        weight = weights[classes]
+            logits, tokens, classes, weight = answer_logits(model, batch, patch_features(model, batch.pictures))
         each = nn.functional.cross_entropy(logits, tokens, reduction="none")
         metrics = _accuracies(logits.detach(), tokens, classes)
         if teacher is not None:

@@ -62,17 +62,13 @@ def exists_question(rng: Random, scene: Scene) -> Turn:
     here = {(thing.color, thing.shape) for thing in scene.things.values()}
     color, shape = rng.choice(sorted(here))
     if rng.random() < 0.5:
-        return short(
-            "exists", f"Is there a {color} {shape}?", f"{{exists}}, there is a {color} {shape}.", exists="Yes"
-        )
+        return short("exists", f"Is there a {color} {shape}?", f"{{exists}}, there is a {color} {shape}.", exists="Yes")
     while (color, shape) in here:
         if rng.random() < 0.5:
             color = rng.choice(tuple(COLORS))
         else:
             shape = rng.choice(SHAPES)
-    return short(
-        "exists", f"Is there a {color} {shape}?", f"{{exists}}, there is no {color} {shape}.", exists="No"
-    )
+    return short("exists", f"Is there a {color} {shape}?", f"{{exists}}, there is no {color} {shape}.", exists="No")
 
 
 def chart_question(rng: Random, chart: Chart) -> Turn:
@@ -81,23 +77,15 @@ def chart_question(rng: Random, chart: Chart) -> Turn:
     kind, rank = rng.randrange(5), ORDINALS[index]
     if kind == 0:
         question = rng.choice((f"How high is the {color} bar?", f"What is the height of the {color} bar?"))
-        return short(
-            "height_of", question, f"The {color} bar has a height of {{height}}.", height=str(height)
-        )
+        return short("height_of", question, f"The {color} bar has a height of {{height}}.", height=str(height))
     if kind == 1:
-        return short(
-            "bar_color", f"What color is the {rank} bar?", f"The {rank} bar is {{color}}.", color=color
-        )
+        return short("bar_color", f"What color is the {rank} bar?", f"The {rank} bar is {{color}}.", color=color)
     if kind == 2:
         count = NUMBERS[len(chart.bars)]
         return short("bar_count", "How many bars are there?", "There are {count} bars.", count=count)
     if kind == 3:
-        return short(
-            "tallest", "Which bar is the tallest?", "The tallest bar is {color}.", color=chart.tallest
-        )
-    return short(
-        "shortest", "Which bar is the shortest?", "The shortest bar is {color}.", color=chart.shortest
-    )
+        return short("tallest", "Which bar is the tallest?", "The tallest bar is {color}.", color=chart.tallest)
+    return short("shortest", "Which bar is the shortest?", "The shortest bar is {color}.", color=chart.shortest)
 
 
 def video_question(rng: Random, video: Video) -> Turn:
@@ -113,13 +101,9 @@ def video_question(rng: Random, video: Video) -> Turn:
         turn = short("video_start", question, f"The {name} starts in the {{start}}.", start=start)
     elif kind == 2:
         count = NUMBERS[video.length]
-        turn = short(
-            "frames", "How many frames does the clip have?", "The clip has {length} frames.", length=count
-        )
+        turn = short("frames", "How many frames does the clip have?", "The clip has {length} frames.", length=count)
     else:
         background = video.background
-        turn = short(
-            "video_background", "What color is the background?", "The background is {bg}.", bg=background
-        )
+        turn = short("video_background", "What color is the background?", "The background is {bg}.", bg=background)
     turn.kind = "video"
     return turn

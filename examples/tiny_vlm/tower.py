@@ -71,9 +71,7 @@ def _losses(outputs: list[Tensor], labels: list[Dense]) -> tuple[Tensor, Metrics
     return torch.stack(losses).sum(), metrics
 
 
-def train_tower(
-    tower: SiglipVisionModel, steps: int, checkpoint: Path, device: torch.device
-) -> LabelledTower:
+def train_tower(tower: SiglipVisionModel, steps: int, checkpoint: Path, device: torch.device) -> LabelledTower:
     """Train the tower in place and return it with its read-outs."""
     module = LabelledTower(tower).to(device)
 

@@ -74,15 +74,11 @@ def language_stage(role: str, arguments: argparse.Namespace, tokenizer: PreTrain
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", choices=("all", "tower", "language", "export"), default="all")
     parser.add_argument("--role", choices=("both", "target", "draft"), default="both")
     parser.add_argument("--work", type=Path, default=Path("build/tiny_vlm"), help="checkpoints")
-    parser.add_argument(
-        "--out", type=Path, default=Path("profiles/pairs/tiny-llava-ov"), help="the pair's folder"
-    )
+    parser.add_argument("--out", type=Path, default=Path("profiles/pairs/tiny-llava-ov"), help="the pair's folder")
     parser.add_argument("--tower-steps", type=int, default=1100)
     parser.add_argument("--align-steps", type=int, default=600)
     parser.add_argument("--language-steps", type=int, default=2500)
