@@ -44,6 +44,7 @@ out, err = (
     for to_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
 )
 
+INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
@@ -332,6 +333,8 @@ def main() -> None:
     """Console entry: every expected error is one line on stderr and the exit code that belongs to it."""
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
     except SageError as error:
         err.print("error: ", style="bold red", end="")
@@ -339,7 +342,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         err.print("interrupted; finished samples and trials are kept, the same command goes on from there")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except UsageError as error:
         error.show()
         sys.exit(2)

@@ -8,6 +8,7 @@ from profiles.config import GridConfig
 from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
 from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
 from tuner.outcomes import Record
+from tuner.space import edges_at
 from tuner.yardsticks import plain, static_policy
 
 
@@ -44,8 +45,7 @@ def exactness_policies(record: Record) -> list[PolicySource]:
 
 
 def _edges(record: Record, signal: SignalSpec, bins: int) -> tuple[float, ...]:
-    quantiles = np.quantile(record.signal(signal), np.linspace(0, 1, bins + 1)[1:-1])
-    return tuple(float(q) for q in np.unique(quantiles) if 0 < q < 1)
+    return edges_at(record.signal(signal), np.linspace(0, 1, bins + 1)[1:-1])
 
 
 def made_up_costs(grid: GridConfig, contexts: tuple[int, int]) -> CostTable:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policies import exactness_policies, made_up_costs
-from profiles.config import DataConfig, GridConfig, TuneConfig
+from profiles.config import GridConfig, TuneConfig
 from profiles.errors import LosslessError
 from runtime.decode import generate
 from runtime.pair import Pair
@@ -88,13 +88,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0)
     args = parser.parse_args()
-    data = DataConfig(prompts=max(args.prompts, 9))
-    config = TuneConfig(model=args.model, gpu="cpu", backend=args.backend, threads=args.threads, data=data, grid=GRID)
+    config = TuneConfig(model=args.model, gpu="cpu", backend=args.backend, threads=args.threads, grid=GRID)
     plan, config, _ = plan_pair(config)
     path = plan.spec.calibration_path()
     if path is None:
         sys.exit(f"{args.model} ships no calibration set")
-    result = run(open_pair(plan), config, load_samples(path, data))
+    result = run(open_pair(plan), config, load_samples(path, config.data)[: args.prompts])
     print(f"{result['policies']} policies x {result['prompts']} held-out prompts on {args.backend}")
     print(f"rounds equal {result['rounds_equal']} of {result['rounds']}")
     print(f"tokens equal {result['tokens_equal']} of {result['tokens']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.replay_exactness import GRID, run
-from profiles.config import DataConfig, TuneConfig
+from profiles.config import TuneConfig
 from profiles.registry import load_pair_spec
 from runtime.pair import Pair
 from tuner.calibration import load_samples
@@ -13,11 +13,10 @@ from tuner.plan import plan_pair
 
 
 def measure(pair: Pair, prompts: int) -> dict[str, object]:
-    data = DataConfig(prompts=max(prompts, 12))
-    config = TuneConfig(gpu="cpu", backend=pair.target.backend, data=data, grid=GRID)  # type: ignore[arg-type]
+    config = TuneConfig(gpu="cpu", backend=pair.target.backend, grid=GRID)  # type: ignore[arg-type]
     path = load_pair_spec("tiny-llava-ov").calibration_path()
     assert path is not None
-    samples = load_samples(path, data)[:prompts]
+    samples = load_samples(path, config.data)[:prompts]
     return run(pair, plan_pair(config)[1], samples)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import LosslessError
-from profiles.policy import CompiledPolicy
+from profiles.policy import CompiledPolicy, Tier
 from runtime.backends.base import causal
 from runtime.pair import Pair
 from runtime.prompts import Prompt
@@ -93,17 +93,17 @@ def compare_rounds(
             int(walk.levels[row]),
         )
         if replayed != (step.position, step.tier, step.accepted, step.nodes, step.levels):
-            return RoundComparison(i + 1, i, _margin(step, policy, record, int(walk.at[row])))
+            asked = (live[i - 1].signal if i else math.inf) if policy.signal.lag else step.signal
+            return RoundComparison(i + 1, i, _margin(step.tier, asked, policy, record, int(walk.at[row])))
     if len(live) != len(mine):
         return RoundComparison(max(len(live), len(mine)), min(len(live), len(mine)), math.inf)
     return RoundComparison(len(live), len(live), None)
 
 
-def _margin(step: StepRecord, policy: CompiledPolicy, record: Record, at: int) -> float:
+def _margin(tier: Tier, signal: float, policy: CompiledPolicy, record: Record, at: int) -> float:
     """How close the closest decision of a round was: signal to edge, frontier to stop, and the scores on either
     side of every cut (the frontier of each level, the node budget)."""
-    gaps = [abs(step.signal - edge) for edge in policy.edges]
-    tier = step.tier
+    gaps = [abs(signal - edge) for edge in policy.edges]
     if tier.depth:
         levels = record.column(f"beam_{tier.width}.pool_scores")[at].reshape(record.manifest.depth, -1)[: tier.depth]
         levels = levels.astype(np.float64)

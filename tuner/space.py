@@ -31,6 +31,16 @@ class Suggester(Protocol):
     def suggest_categorical(self, name: str, choices: Any) -> Any: ...
 
 
+def edges_at(values: Floats, shares: Floats) -> tuple[float, ...]:
+    """Edges inside (0, 1), strictly increasing, at quantiles `shares` of a signal's recorded values.
+
+    Three significant digits: a quantile often is a recorded value, and an edge on a value is a coin toss between
+    passes that round differently.
+    """
+    edges = {float(f"{quantile:.3g}") for quantile in np.quantile(values, shares)}
+    return tuple(sorted(edge for edge in edges if 0.0 < edge < 1.0))
+
+
 class SearchSpace:
     """Policies over a record's grid."""
 
@@ -88,9 +98,7 @@ class SearchSpace:
             return ()
         sizes = np.array([trial.suggest_float(f"size_{i}", 0.05, 1.0) for i in range(bins)])
         shares = np.cumsum(sizes)[:-1] / sizes.sum()
-        edges: Floats = np.quantile(self._signals[kind], shares)
-        inside = edges[(edges > 0.0) & (edges < 1.0)]
-        return tuple(float(edge) for edge in np.unique(np.round(inside, 6)) if 0.0 < edge < 1.0)
+        return edges_at(self._signals[kind], shares)
 
     def _tier(self, trial: Suggester, i: int, depth: int, width: int) -> Tier:
         if depth == 0:
