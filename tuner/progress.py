@@ -25,7 +25,7 @@ class Progress:
             return
         columns = (
             TextColumn("{task.description:<22}"),
-            BarColumn(bar_width=32),
+            BarColumn(bar_width=32, complete_style="cyan", finished_style="blue"),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
