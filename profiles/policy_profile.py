@@ -73,6 +73,8 @@ class Evidence(Frozen):
     results: tuple[PolicyResult, ...]
     speedup: Interval
     """Measured speedup of the shipped policy over plain decoding, on prompts no choice has seen."""
+    request_speedup: Interval
+    """The same for whole requests: vision and prompt prefills of target and draft included."""
     gain_over_static: Interval
     """Measured speedup of the tuned policy over the best static tier, on the same prompts."""
     speedup_replayed: float

@@ -67,6 +67,11 @@ class Generation:
         return sum(record.round_ns for record in self.rounds)
 
     @property
+    def request_ns(self) -> int:
+        """Time of the whole request: both prefills and all rounds."""
+        return self.target_prefill_ns + self.draft_prefill_ns + self.decode_ns
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens per round, bonus included; 1.0 when no round was needed."""
         return (len(self.tokens) - 1) / len(self.rounds) if self.rounds else 1.0

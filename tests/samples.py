@@ -75,6 +75,7 @@ def sample_profile() -> PolicyProfile:
                 ),
             ),
             speedup=TWO,
+            request_speedup=TWO,
             gain_over_static=Interval(median=1.1, low=1.05, high=1.15, mark="measured", prompts=40),
             speedup_replayed=2.02,
             prediction_error=0.01,

@@ -55,7 +55,8 @@ def comparison(times: dict[str, np.ndarray]) -> Comparison:
     for name in times:
         source = PolicySource(name=name, tiers=(tiers.get(name, Tier(depth=2, nodes=2)),))
         arms.append(Arm(name, source, compile_policy(source, VERIFY_SIZES, 100)))
-    return Comparison(arms, {name: list(t) for name, t in times.items()}, samples=list(range(40)))
+    listed = {name: list(t) for name, t in times.items()}
+    return Comparison(arms, listed, listed, samples=list(range(40)))
 
 
 def study(rng: np.random.Generator, gain: float, static: float = 1.8) -> dict[str, np.ndarray]:

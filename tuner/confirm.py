@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from profiles.measurement import Interval
 from profiles.policy import CompiledPolicy, PolicySource
@@ -48,6 +47,8 @@ class Comparison:
     arms: list[Arm]
     times_ns: dict[str, list[float]]
     """Arm to decode time per prompt (median over repeats), aligned with `samples`."""
+    request_ns: dict[str, list[float]]
+    """The same with the prefills of target and draft."""
     samples: list[int] = field(default_factory=list)
     tokens: int = 0
     """Tokens compared with plain decoding, over all arms and runs."""
@@ -56,12 +57,13 @@ class Comparison:
     acceptance: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Arm to (emitted tokens, rounds)."""
 
-    def array(self, name: str) -> npt.NDArray[np.float64]:
-        return np.array(self.times_ns[name])
-
     def speedup(self, name: str, over: str, resamples: int) -> Interval:
         """Measured time of `over` divided by that of `name`."""
-        return ratio_interval(self.array(over), self.array(name), "measured", resamples)
+        return _ratio(self.times_ns, name, over, resamples)
+
+    def request_speedup(self, name: str, over: str, resamples: int) -> Interval:
+        """The same for whole requests, prefills included."""
+        return _ratio(self.request_ns, name, over, resamples)
 
     @property
     def rounds_equal_share(self) -> float:
@@ -82,7 +84,7 @@ def compare(
 
     Raises LosslessError when an arm's tokens differ from the recorded plain output by more than a near tie.
     """
-    result = Comparison(arms, {arm.name: [] for arm in arms})
+    result = Comparison(arms, {arm.name: [] for arm in arms}, {arm.name: [] for arm in arms})
     samples = np.array([job.sample for job in jobs], dtype=np.int64)
     walks: dict[str, Walk] = {arm.name: replay.walk(arm.policy, samples) for arm in arms}
     _warm(pair, arms, jobs[0])
@@ -91,6 +93,7 @@ def compare(
             break
         expected = list(replay.record.samples[job.sample].output)
         times: dict[str, list[int]] = {arm.name: [] for arm in arms}
+        requests: dict[str, list[int]] = {arm.name: [] for arm in arms}
         tied = False
         for repeat in range(2 * repeats):
             # ABBA: forward, then backward; rotated so that no arm always runs first
@@ -98,6 +101,7 @@ def compare(
             for arm in order if repeat % 2 == 0 else order[::-1]:
                 generation = generate(pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens)
                 times[arm.name].append(generation.decode_ns)
+                requests[arm.name].append(generation.request_ns)
                 result.tokens += len(generation.tokens)
                 if not require_equal(pair, job.prompt, expected, generation.tokens, arm.name):
                     result.near_ties += 1
@@ -115,8 +119,9 @@ def compare(
         if tied:
             continue  # other tokens are another amount of work: the prompt says nothing about speed
         result.samples.append(job.sample)
-        for name, values in times.items():
-            result.times_ns[name].append(float(np.median(values)))
+        for arm in arms:
+            result.times_ns[arm.name].append(float(np.median(times[arm.name])))
+            result.request_ns[arm.name].append(float(np.median(requests[arm.name])))
     return result
 
 
@@ -143,6 +148,10 @@ def winner(
     if over_plain.low <= 1.0:
         return "plain", f"speculation does not pay here: {over_plain.text()} times plain decoding", gain
     return choice, reason, gain
+
+
+def _ratio(times_ns: dict[str, list[float]], name: str, over: str, resamples: int) -> Interval:
+    return ratio_interval(np.array(times_ns[over]), np.array(times_ns[name]), "measured", resamples)
 
 
 def _warm(pair: Pair, arms: list[Arm], job: Job) -> None:

@@ -62,6 +62,7 @@ def result_document(tuned: Tuned) -> dict[str, Any]:
             "low": evidence.speedup.low,
             "high": evidence.speedup.high,
         },
+        "request_speedup": evidence.request_speedup.median,
         "speedup_replayed": evidence.speedup_replayed,
         "prediction_error": evidence.prediction_error,
         "gain_over_static": {

@@ -25,6 +25,7 @@ class Decision:
     reason: str
     results: tuple[PolicyResult, ...]
     speedup: Interval
+    request_speedup: Interval
     gain_over_static: Interval
     comparison: Comparison
 
@@ -67,6 +68,7 @@ def freeze(
             curves=curves,
             results=decision.results,
             speedup=decision.speedup,
+            request_speedup=decision.request_speedup,
             gain_over_static=decision.gain_over_static,
             speedup_replayed=row.speedup_replayed,
             prediction_error=decision.prediction_error,

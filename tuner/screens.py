@@ -65,6 +65,9 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         f"replay said {evidence.speedup_replayed:.2f}, measured {evidence.speedup.median:.2f} "
         f"({evidence.prediction_error:+.1%})\n"
     )
+    text.append("whole requests ", style="bold").append(
+        f"{evidence.request_speedup.text()} times plain decoding, with the prefills of both models\n"
+    )
     if entropy:
         text.append("entropy ", style="bold").append(
             f"rank correlation with accepted tokens {entropy.rank_correlation:+.2f}; "

@@ -170,6 +170,7 @@ def _decide(replay: Replay, report: Comparison, arms: list[Arm], shipped: str, r
         reason=reason,
         results=tuple(results),
         speedup=report.speedup(shipped, PLAIN, resamples),
+        request_speedup=report.request_speedup(shipped, PLAIN, resamples),
         gain_over_static=report.speedup(best, STATIC, resamples),
         comparison=report,
     )
@@ -180,6 +181,7 @@ def _raw(comparison: Comparison, record: Record) -> dict[str, object]:
     return {
         "prompts": [record.samples[i].id for i in comparison.samples],
         "decode_ns": comparison.times_ns,
+        "request_ns": comparison.request_ns,
         "policies": {arm.name: arm.source.model_dump(mode="json") for arm in comparison.arms},
         "tokens_compared": comparison.tokens,
         "near_ties": comparison.near_ties,
