@@ -111,8 +111,9 @@ def profile(
         out.print(f"skipped: {reason}")
     out.print(
         f"cost ratio target/draft {found.costs.cost_ratio():.1f}; {found.record.positions} positions of "
-        f"{len(found.record.samples)} prompts on record, {len(found.skipped)} skipped\n"
-        f"next: sage_tune tune {folder}"
+        f"{len(found.record.samples)} prompts on record, {len(found.skipped)} skipped"
+        + (f", {found.missing} left for the same command to record" if found.missing else "")
+        + f"\nnext: sage_tune tune {folder}"
     )
     if as_json:
         _print_json({"run": str(folder), **found.document()})

@@ -40,12 +40,15 @@ class Profiled:
     costs: CostTable
     curves: list[Curve]
     skipped: list[str]
+    missing: int
+    """Samples that a spent budget left for another run."""
 
     def document(self) -> dict[str, object]:
         """The numbers of a profiled run for a script."""
         return {
             "prompts": len(self.record.samples),
             "skipped": len(self.skipped),
+            "missing": self.missing,
             "positions": self.record.positions,
             "cost_ratio": self.costs.cost_ratio(),
         }
@@ -100,11 +103,13 @@ def profile(
             f"{done} of {len(samples)} samples are recorded, the {' and '.join(empty)} split has fewer than 3; "
             "run the command again to go on"
         )
-    table = run.costs() if run.has_costs() else _measure(pair, config, samples, record, run, budget, progress)
-    _check_covered(table, record)
+    if run.has_costs() and _covers(run.costs(), record):
+        table = run.costs()
+    else:
+        table = _measure(pair, config, samples, record, run, budget, progress)
     curves = acceptance_curves(record)
     run.save_curves(curves)
-    return Profiled(record, table, curves, skipped)
+    return Profiled(record, table, curves, skipped, len(samples) - done - len(skipped))
 
 
 def _measure(
@@ -141,14 +146,10 @@ def _measure(
     return table
 
 
-def _check_covered(table: CostTable, record: Record) -> None:
-    """A resumed record may have grown past the contexts that were timed."""
+def _covers(table: CostTable, record: Record) -> bool:
+    """False when a resumed record has grown past the contexts that were timed."""
     contexts = table.contexts()
-    if record.context.min() < contexts[0] or record.context.max() > contexts[-1]:
-        raise BadInput(
-            f"the record reaches contexts {record.context.min()}..{record.context.max()}, passes were timed at "
-            f"{contexts[0]}..{contexts[-1]}; delete costs.json and profile again to time them anew"
-        )
+    return bool(contexts[0] <= record.context.min() and record.context.max() <= contexts[-1])
 
 
 def estimate(pair: Pair, config: TuneConfig, folder: Path) -> str:
