@@ -107,14 +107,7 @@ def profile(
     found = run_profile(pair, config, device, RunFolder(folder), _budget(config), _progress())
     out.print(cost_screen(found.costs))
     out.print(curve_screen(found.curves[0]))
-    for reason in found.skipped:
-        out.print(f"skipped: {reason}")
-    out.print(
-        f"cost ratio target/draft {found.costs.cost_ratio():.1f}; {found.record.positions} positions of "
-        f"{len(found.record.samples)} prompts on record, {len(found.skipped)} skipped"
-        + (f", {found.missing} left for the same command to record" if found.missing else "")
-        + f"\nnext: sage_tune tune {folder}"
-    )
+    out.print(f"{found.summary()}\nnext: sage_tune tune {folder}")
     if as_json:
         _print_json({"run": str(folder), **found.document()})
 

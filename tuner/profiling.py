@@ -43,6 +43,17 @@ class Profiled:
     missing: int
     """Samples that a spent budget left for another run."""
 
+    def summary(self) -> str:
+        """The last lines of the command: skipped samples by reason, and what is on record."""
+        lines = [f"skipped: {reason}" for reason in self.skipped]
+        lines.append(
+            f"cost ratio target/draft {self.costs.cost_ratio():.1f}; {self.record.positions} positions of "
+            f"{len(self.record.samples)} prompts on record"
+        )
+        if self.missing:
+            lines.append(f"the budget left {self.missing} prompts for the same command to record")
+        return "\n".join(lines)
+
     def document(self) -> dict[str, object]:
         """The numbers of a profiled run for a script."""
         return {
