@@ -94,12 +94,12 @@ class CostTable(Frozen):
         return sorted({p.context for p in self.passes})
 
     def cost_ratio(self) -> float:
-        """Target-to-draft cost: the target's plain pass over the draft's cheapest frontier pass (catch-up when no
-        frontier was timed), mean over contexts."""
-        target = [p.time_ns for p in self.passes if p.kind == "plain"]
+        """Target-to-draft cost c_t / c_d: the smallest verification pass over the smallest frontier pass (catch-up
+        when no frontier was timed), mean over contexts. Both are passes of drafting rounds, so caches are alike."""
         kind: PassKind = "frontier" if self.sizes("frontier") else "catch_up"
-        smallest = self.sizes(kind)[0]
-        draft = [p.time_ns for p in self.passes if p.kind == kind and p.n == smallest]
+        target, draft = (
+            [p.time_ns for p in self.passes if p.kind == k and p.n == self.sizes(k)[0]] for k in ("verify", kind)
+        )
         ratio: float = (sum(target) / len(target)) / (sum(draft) / len(draft))
         return ratio
 

@@ -138,9 +138,10 @@ def collate(packs: list[tuple[World, list[Turn]]], encoder: Encoder, length: int
     return Batch(pictures, labels, ids, visual, segments, positions, classes, weights)
 
 
-def training_batch(seed: str, rows: int, length: int, encoder: Encoder, shorts: int = 10) -> Batch:
+def training_batch(seed: str, rows: int, length: int, encoder: Encoder, shorts: int = 10, longs: bool = True) -> Batch:
+    """A seeded batch of packs, with or without long answers."""
     rng = Random(seed)
-    return collate([make_pack(rng, shorts) for _ in range(rows)], encoder, length)
+    return collate([make_pack(rng, shorts, longs) for _ in range(rows)], encoder, length)
 
 
 def patch_features(model: LlavaOnevisionForConditionalGeneration, pictures: list[Pixels]) -> Tensor:

@@ -67,11 +67,11 @@ def make_world(rng: Random) -> World:
     return rng.choices((make_scene, make_chart, make_video), weights=(4, 3, 3))[0](rng)
 
 
-def make_pack(rng: Random, shorts: int) -> tuple[World, list[Turn]]:
+def make_pack(rng: Random, shorts: int, longs: bool = True) -> tuple[World, list[Turn]]:
     """A world with several turns about it, each of which is to be answered from the picture alone."""
     world = make_world(rng)
     kinds = {Scene: ["describe", "list_json"], Chart: ["chart"], Video: ["video"]}[type(world)]
-    turns = [make_turn(rng, world, kind) for kind in rng.sample(kinds, len(kinds))]
+    turns = [make_turn(rng, world, kind) for kind in rng.sample(kinds, len(kinds))] if longs else []
     questions = [make_turn(rng, world, "question") for _ in range(shorts)]
     # A pack rarely has room for all of them: the look-ups that are learned last go first.
     return world, turns + sorted(questions, key=lambda turn: turn.task not in HARD)

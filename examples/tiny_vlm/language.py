@@ -129,12 +129,18 @@ def train_language(
     device: torch.device,
     teacher: Model | None = None,
     mix: float = 0.0,
+    focus: range = range(0),
 ) -> None:
-    """Train everything but the tower; with a teacher, its distribution counts `mix`, the text the rest."""
+    """Train everything but the tower; with a teacher, its distribution counts `mix`, the text the rest.
+
+    Steps in `focus` see short questions only, hard ones first, in shorter packs.
+    """
     model.model.vision_tower.requires_grad_(False)
 
     def loss_at(step: int) -> tuple[Tensor, Metrics]:
-        batch = training_batch(f"train/{name}/{step}", ROWS, LENGTH, encoder).to(device)
+        short = step in focus
+        length, shorts = (LENGTH // 2, 16) if short else (LENGTH, 10)
+        batch = training_batch(f"train/{name}/{step}", ROWS, length, encoder, shorts, not short).to(device)
         with torch.autocast(device.type, torch.bfloat16):
             logits, tokens, classes, weight = answer_logits(model, batch, patch_features(model, batch.pictures))
         each = nn.functional.cross_entropy(logits, tokens, reduction="none")

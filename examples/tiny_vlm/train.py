@@ -2,7 +2,7 @@
 
     python -m examples.tiny_vlm.train                        # everything, into profiles/pairs/tiny-llava-ov
     python -m examples.tiny_vlm.train --stage tower --role draft
-    python -m examples.tiny_vlm.train --stage language --role target --language-steps 2000
+    python -m examples.tiny_vlm.train --stage language --role target --target-steps 2000
     python -m examples.tiny_vlm.train --stage export --role target
 
 `tower` teaches the vision tower dense labels, `language` aligns the projector and trains the language model
@@ -67,10 +67,12 @@ def language_stage(role: str, arguments: argparse.Namespace, tokenizer: PreTrain
     for part in (model, teacher):
         if part is not None and arguments.compile:
             compile_layers(part)
-    plan = Plan(arguments.language_steps, arguments.muon_rate, arguments.adam_rate)
+    steps = arguments.target_steps if role == "target" else arguments.draft_steps
+    plan = Plan(steps, arguments.muon_rate, arguments.adam_rate)
     checkpoint = arguments.work / f"language_{role}.pt"
     mix = arguments.distil if teacher is not None else 0.0
-    train_language(role, model, Encoder(tokenizer), plan, checkpoint, arguments.device, teacher, mix)
+    focus = range(*arguments.focus)
+    train_language(role, model, Encoder(tokenizer), plan, checkpoint, arguments.device, teacher, mix, focus)
 
 
 def parse() -> argparse.Namespace:
@@ -81,7 +83,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("profiles/pairs/tiny-llava-ov"), help="the pair's folder")
     parser.add_argument("--tower-steps", type=int, default=1100)
     parser.add_argument("--align-steps", type=int, default=600)
-    parser.add_argument("--language-steps", type=int, default=2500)
+    parser.add_argument("--target-steps", type=int, default=1800)
+    parser.add_argument("--draft-steps", type=int, default=860, help="few: the draft is meant to be weaker")
+    parser.add_argument("--focus", type=int, nargs=2, default=(0, 0), help="steps on short questions only")
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=2e-3)
     parser.add_argument("--distil", type=float, default=0.7, help="share of the teacher in the draft's loss")
