@@ -173,6 +173,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Score both models of a pair on held-out samples.")
     parser.add_argument("--pair", type=Path, default=Path("profiles/pairs/tiny-llava-ov"))
     parser.add_argument("--scale", type=int, default=10, help="held-out samples: 25 times this")
+    parser.add_argument("--stream", default="heldout", help="name of the stream of samples")
+    parser.add_argument("--kinds", nargs="*", default=[], metavar="KIND=COUNT", help="instead of the usual mix")
     parser.add_argument("--role", choices=("both", "target", "draft"), default="both")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
@@ -180,7 +182,10 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.set_verbosity(logging.ERROR)
     torch.set_num_threads(arguments.threads)
-    asked = list(samples("heldout", {kind: share * arguments.scale for kind, share in MIX.items()}))
+    mix = {kind: share * arguments.scale for kind, share in MIX.items()}
+    if arguments.kinds:
+        mix = {kind: int(count) for kind, _, count in (part.partition("=") for part in arguments.kinds)}
+    asked = list(samples(arguments.stream, mix))
     pictures = [sample.pictures for sample in asked]
     report: dict[str, object] = {"samples": len(asked)}
     askers: dict[str, Asker] = {}
