@@ -26,8 +26,8 @@ class Interval(Frozen):
             raise ValueError(f"low <= high must hold, got low={self.low}, high={self.high}")
         return self
 
-    def text(self) -> str:
-        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}]"
+    def text(self, digits: int = 2) -> str:
+        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
 PassKind = Literal["plain", "verify", "catch_up", "frontier"]

@@ -141,9 +141,9 @@ def winner(
         gain = gains[best]
         if gain.low > 1.0:
             choice = best
-            reason = f"the adaptive policy beats the best static tier by a factor of {gain.text()}"
+            reason = f"the adaptive policy beats the best static tier by a factor of {gain.text(3)}"
         else:
-            reason = f"the gain over the best static tier is not certain ({gain.text()}), so the static tier ships"
+            reason = f"the gain over the best static tier is not certain ({gain.text(3)}), so the static tier ships"
     over_plain = comparison.speedup(choice, "plain", resamples)
     if over_plain.low <= 1.0:
         return "plain", f"speculation does not pay here: {over_plain.text()} times plain decoding", gain

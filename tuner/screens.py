@@ -59,7 +59,7 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         + (f" but {evidence.near_ties} near ties\n" if evidence.near_ties else "\n")
     )
     text.append("gain ", style="bold").append(
-        f"tuned over best static tier {evidence.gain_over_static.text()} (measured)\n"
+        f"tuned over best static tier {evidence.gain_over_static.text(3)} (measured)\n"
     )
     text.append("prediction ", style="bold").append(
         f"replay said {evidence.speedup_replayed:.2f}, measured {evidence.speedup.median:.2f} "

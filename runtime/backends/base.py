@@ -159,5 +159,5 @@ class Model(ABC):
 
 def causal(n: int, past: int) -> BoolArray:
     """[n, past + n] visibility of n consecutive tokens after `past` rows."""
-    mask: npt.NDArray[np.bool_] = np.tri(n, past + n, past, dtype=np.bool_)
+    mask: npt.NDArray[np.bool_] = np.arange(past + n) <= np.arange(past, past + n)[:, None]
     return mask

@@ -20,6 +20,7 @@ from profiles.graph_contract import (
     GRAPH_FILE,
     HIDDEN_SCORE,
     LOGIT_ROWS,
+    LOGITS,
     MASK,
     POSITIONS,
     SIDE_FILE,
@@ -60,7 +61,7 @@ class OnnxSession(Session):
         }
         for name, rows in zip(owner.past, self._layers, strict=True):
             feed[name] = rows[:past]  # a contiguous view: the engine reads it in place
-        logits, *new_rows = owner.engine.run(None, feed)
+        logits, *new_rows = owner.engine.run(owner.outputs, feed)
         for rows, new in zip(self._layers, new_rows, strict=True):
             rows[past : past + n] = new
         return NumpyRows(logits[:, : owner.token_limit])
@@ -88,7 +89,8 @@ class OnnxModel(Model):
         self.graph = read_graph(files.graph_folder)
         self.vocab_size = self.token_limit = self.graph.vocab
         self.max_positions = self.graph.max_positions
-        self.past, self.new = past_names(self.graph.layers), new_names(self.graph.layers)
+        self.past = past_names(self.graph.layers)
+        self.outputs = [LOGITS, *new_names(self.graph.layers)]
         self.embeddings: FloatArray = np.load(files.graph_folder / EMBEDDINGS_FILE)
         share_threads(files.threads)
         options = ort.SessionOptions()
