@@ -53,13 +53,14 @@ def generate(
 
     start = time.perf_counter_ns()
     capacity = len(prompt) + max_new_tokens + policy.verify_sizes[-1]
-    target, rows = pair.target.open(prompt, capacity)
+    positions = len(prompt) + max_new_tokens + policy.max_depth
+    target, rows = pair.target.open(prompt, capacity, positions)
     unseen = rows.argmax().tolist()
     target_prefill_ns = time.perf_counter_ns() - start
     drafter = None
     if controller.drafts:
         drafted = policy.max_width * max(policy.max_depth - 1, 0)
-        drafter = Drafter(pair.draft, prompt, len(prompt) + max_new_tokens + drafted + 2, signal_k)
+        drafter = Drafter(pair.draft, prompt, len(prompt) + max_new_tokens + drafted + 2, positions, signal_k)
     generation = Generation(
         tokens=output.tokens,
         text="",

@@ -100,6 +100,12 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     graphs = graph_folders or (None, None)
     target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
     draft = load_model(plan.backend, plan.files(spec.draft, graphs[1]))
+    for role, model in (("target", target), ("draft", draft)):
+        if max(tokenizer.get_vocab().values()) >= model.vocab_size:
+            raise BadInput(
+                f"every token id must have a row in the head; the tokenizer goes up to "
+                f"{max(tokenizer.get_vocab().values())}, the {role} has {model.vocab_size} rows"
+            )
     # ids beyond the shorter head are padding: the other model could not even embed them
     draft.token_limit = min(target.vocab_size, draft.vocab_size)
     return Pair(

@@ -102,13 +102,26 @@ def text_model(request: pytest.FixtureRequest, text_folder: Path, tmp_path_facto
 
 
 @pytest.fixture
-def own_pair_file(tmp_path: Path, text_folder: Path) -> Path:
-    """A user's own pair file: one text model as its own draft, with the embedded tokenizer."""
+def own_pair_file(tmp_path: Path) -> Path:
+    """A user's own pair file: two random text models beside it, with the embedded pair's tokenizer."""
     spec = load_pair_spec("tiny-llava-ov")
-    AutoTokenizer.from_pretrained(spec.resolve(spec.target)).save_pretrained(text_folder)
+    tokenizer = AutoTokenizer.from_pretrained(spec.resolve(spec.target))
+    for name, layers in (("target", 4), ("draft", 1)):
+        torch.manual_seed(layers)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer) + 8,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+        )
+        LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
     path = tmp_path / "own.toml"
     path.write_text(
-        f'name = "own"\ntarget = {{ path = "{text_folder}" }}\ndraft = {{ path = "{text_folder}" }}\n'
+        'name = "own"\ntarget = { path = "target" }\ndraft = { path = "draft" }\n'
         'modalities = ["text"]\nweights_gib = 0.1\n'
     )
     return path

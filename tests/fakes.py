@@ -56,8 +56,8 @@ class FakeModel(Model):
         values[EOS] -= 6.0
         return values.astype(np.float32)
 
-    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity)
+    def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
+        self.check_capacity(len(prompt), capacity, positions)
         session = FakeSession(self, capacity)
         n = len(prompt)
         rows = session.forward(prompt.input_ids, np.arange(n), causal(n, 0))

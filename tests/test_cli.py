@@ -202,3 +202,30 @@ def test_a_budget_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> 
     assert first.returncode == 4, first.stderr
     assert "run the command again to go on" in first.stderr
     assert sage(*arguments).returncode == 0
+
+
+@pytest.mark.parametrize("backend", ["onnx", "torch"])
+def test_a_users_own_text_pair_goes_all_the_way(own_pair_file: Path, tmp_path: Path, backend: str) -> None:
+    """Random weights: nothing can be gained, and the tool must say so rather than ship a tree."""
+    data = tmp_path / "prompts.jsonl"
+    lines = [{"id": f"p{i}", "prompt": f"question {i}", "max_new_tokens": 16} for i in range(40)]
+    data.write_text("\n".join(json.dumps(line) for line in lines))
+    run, common = tmp_path / "run", ["--model", str(own_pair_file), "--gpu", "cpu", "--backend", backend]
+    done = sage("profile", *common, "--data", str(data), "--out", str(run), *SMALL)
+    assert done.returncode == 0, done.stderr
+    done = sage("tune", str(run), "--json", *TUNE)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["lossless"] is True and document["rounds_equal_share"] == 1.0
+    done = sage(
+        "run",
+        "--profile",
+        str(document["profile"]),
+        "--model",
+        str(own_pair_file),
+        "--prompt",
+        "hello",
+        "--max-new-tokens",
+        "16",
+    )
+    assert done.returncode == 0, done.stderr

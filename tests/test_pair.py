@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, LlavaOnevisionForConditionalGeneration
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlavaOnevisionForConditionalGeneration
 
 from profiles.errors import BadInput, HardwareMissing
 from profiles.registry import PairSpec, load_pair_spec
@@ -124,3 +124,12 @@ def test_a_text_pair_refuses_pictures(own_pair_file: Path, tmp_path: Path) -> No
     Image.new("RGB", (84, 84)).save(tmp_path / "x.png")
     with pytest.raises(BadInput, match="reads text only, the request has a image"):
         pair.encoder.encode(ask("what is this?", [tmp_path / "x.png"]))
+
+
+def test_a_head_smaller_than_the_tokenizer_is_refused(own_pair_file: Path) -> None:
+    folder = own_pair_file.parent / "draft"
+    config = LlamaConfig.from_pretrained(folder)
+    config.vocab_size = 100
+    LlamaForCausalLM(config).save_pretrained(folder)
+    with pytest.raises(BadInput, match="goes up to 888, the draft has 100 rows"):
+        load_pair(PairPlan(load_pair_spec(str(own_pair_file)), "torch", "float32", "cpu", 1))

@@ -100,7 +100,9 @@ class Recorder:
         manifest = self._manifest
         widest = max(rule.width for rule in manifest.rules)
         drafted = ROWS_PER_PASS * manifest.depth + widest * manifest.depth
-        session, _ = self._pair.draft.open(prompt, len(prompt) + roots + drafted)
+        session, _ = self._pair.draft.open(
+            prompt, len(prompt) + roots + drafted, positions=len(prompt) + roots + manifest.depth
+        )
         start = session.length
         rows = session.forward(output[:-1], np.arange(start, start + roots), causal(roots, start))
         tokens, logprobs = rows.top(max(widest, manifest.signal_top_k))

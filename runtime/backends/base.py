@@ -140,17 +140,20 @@ class Model(ABC):
     max_positions: int
 
     @abstractmethod
-    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
+    def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
         """Prefill a prompt; returns the session and the logits of the prompt's last position ([1, vocab]).
 
-        Raises CapacityError when the prompt does not fit `capacity`, or `capacity` exceeds `max_positions`.
+        `capacity` bounds the cache rows, `positions` the positions that will be used. Nodes of a tree share
+        positions, so there may be fewer of them; without it every row counts as one. Raises CapacityError when
+        the prompt does not fit, or the positions exceed `max_positions`.
         """
 
     @final
-    def check_capacity(self, prompt_tokens: int, capacity: int) -> None:
-        if capacity > self.max_positions:
+    def check_capacity(self, prompt_tokens: int, capacity: int, positions: int | None) -> None:
+        longest = capacity if positions is None else positions
+        if longest > self.max_positions:
             raise CapacityError(
-                f"prompt + new tokens + tree <= maximal positions of the model must hold, got {capacity} > "
+                f"prompt + new tokens + tree depth <= maximal positions of the model must hold, got {longest} > "
                 f"{self.max_positions}"
             )
         if prompt_tokens > capacity:

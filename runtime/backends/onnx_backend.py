@@ -102,8 +102,8 @@ class OnnxModel(Model):
         self._files = files
         self._embedder: Any = None
 
-    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity)
+    def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
+        self.check_capacity(len(prompt), capacity, positions)
         session = OnnxSession(self, capacity)
         n = len(prompt)
         rows = session.run_embeds(self._embed(prompt), np.arange(n), causal(n, 0), np.array([n - 1]))

@@ -110,8 +110,8 @@ class TorchModel(Model):
         torch.cuda.synchronize(self.device)
         return TorchRows(logits)
 
-    def open(self, prompt: Prompt, capacity: int) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity)
+    def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
+        self.check_capacity(len(prompt), capacity, positions)
         cache = DynamicCache(config=self.model.config.get_text_config())
         vision = {
             name: value.to(self.device, self.torch_dtype) if value.is_floating_point() else value.to(self.device)
