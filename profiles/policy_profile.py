@@ -72,7 +72,7 @@ class Evidence(Frozen):
     curves: tuple[Curve, ...]
     results: tuple[PolicyResult, ...]
     speedup: Interval
-    """Measured speedup of the shipped policy over plain decoding, on prompts no choice has seen."""
+    """Measured speedup of the shipped policy over plain decoding, on prompts that neither search nor selection saw."""
     request_speedup: Interval
     """The same for whole requests: vision and prompt prefills of target and draft included."""
     gain_over_static: Interval

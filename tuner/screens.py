@@ -26,7 +26,7 @@ def result_table(profile: PolicyProfile) -> Table:
     device = machine.cpu if machine.device == "cpu" else machine.device
     table = Table(
         title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
-        caption=f"{prompts} held-out prompts that no choice has seen; speedup over plain decoding, prefill excluded; "
+        caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, prefill excluded; "
         "acceptance = tokens per round, bonus included; ★ ships",
         caption_justify="left",
         title_justify="left",
