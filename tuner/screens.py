@@ -26,8 +26,8 @@ def result_table(profile: PolicyProfile) -> Table:
     device = machine.cpu if machine.device == "cpu" else machine.device
     table = Table(
         title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
-        caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, prefill excluded; "
-        "acceptance = tokens per round, bonus included; ★ ships",
+        caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, "
+        "prefill excluded; acceptance = tokens per round, bonus included; ★ ships",
         caption_justify="left",
         title_justify="left",
     )
