@@ -47,7 +47,7 @@ class PassTime(Frozen):
     n: Annotated[int, Field(ge=1)]
     context: Annotated[int, Field(ge=0)]
     time_ns: Annotated[float, Field(gt=0)]
-    """Fitted median at this context (a line over context through all samples of this kind and size)."""
+    """Fitted mean at this context, outliers left out: a line over context through all samples of kind and size."""
     p10_ns: Annotated[float, Field(gt=0)]
     p90_ns: Annotated[float, Field(gt=0)]
     samples: Annotated[int, Field(ge=1)]

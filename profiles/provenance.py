@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -103,10 +102,3 @@ FIELD_CLASS: Mapping[str, FingerprintClass] = {
 
 def engine_major(version: str) -> str:
     return version.split(".", 1)[0]
-
-
-def finite(value: float, what: str) -> float:
-    """The value itself, or BadInput naming what is not finite."""
-    if not math.isfinite(value):
-        raise BadInput(f"{what} must be finite, got {value}")
-    return value

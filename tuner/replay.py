@@ -77,11 +77,6 @@ class Walk:
         """Tokens per round, bonus included."""
         return self.tokens / self.rounds
 
-    def sample_time_ns(self, count: int) -> Floats:
-        """[count] total time per sample of the record."""
-        total: Floats = np.bincount(self.samples, weights=self.time_ns, minlength=count).astype(np.float64)
-        return total
-
 
 class _TierTable:
     """Arrays [tiers, positions] of every tier that was ever replayed, so that a policy is a few gathers."""
