@@ -10,26 +10,41 @@ Commands parse first and import models later, so that help answers at once.
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from commands.opening import open_configured
+from commands.options import (
+    Backend,
+    BudgetText,
+    Config,
+    Data,
+    DryRun,
+    Gpu,
+    Json,
+    Model,
+    Out,
+    Set,
+    assignments,
+    budget_of,
+    command_line,
+    configured,
+    err,
+    out,
+    print_json,
+    progress,
+    seconds,
+)
 from profiles.admission import admit
-from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned, to_toml
+from profiles.config import TuneConfig, load_config, retuned, to_toml
 from profiles.errors import BadInput, SageError
-from profiles.registry import ModelSource, gpu_names, load_gpu_spec, load_pair_spec, model_names
+from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
 from profiles.store import load_profile, write_text
-
-if TYPE_CHECKING:
-    from runtime.pair import Pair, PairPlan
-    from tuner.machine import Device
 
 app = typer.Typer(
     add_completion=False,
@@ -37,27 +52,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help=(__doc__ or "").splitlines()[0],
 )
-PIPE_COLUMNS = 120
-"""Width of tables where there is no terminal to ask."""
-out, err = (
-    Console(stderr=to_stderr, width=None if stream.isatty() else PIPE_COLUMNS)
-    for to_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
-)
-
 INTERRUPTED = 130
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
-
-Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
-Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
-Gpu = Annotated[str | None, typer.Option("--gpu", help="auto, cpu, h100, ... see `sage_tune gpus`")]
-Data = Annotated[Path | None, typer.Option("--data", help="calibration JSONL")]
-Backend = Annotated[str | None, typer.Option("--backend", help="onnx or torch")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="any field: --set grid.depth=6", metavar="KEY=VALUE")]
-BudgetText = Annotated[str | None, typer.Option("--budget", help="stop cleanly after this time: 90s, 10m, 1h")]
-Out = Annotated[Path | None, typer.Option("--out", help="run folder")]
-Json = Annotated[bool, typer.Option("--json", help="end with one JSON line on stdout")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan with estimated time and disk, then stop")]
 
 
 @app.command()
@@ -67,16 +64,16 @@ def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = Fals
     from tuner.screens import decoded, result_table, verdict_lines
 
     start = time.monotonic()
-    config = load_config(None, {**story.OVERRIDES, "budget_s": _seconds(budget), **_sets(sets)})
+    config = load_config(None, {**story.OVERRIDES, "budget_s": seconds(budget), **assignments(sets)})
     folder = out_folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
-    pair, config, device = _open(config)
-    found = story.demo(pair, config, device, folder, _budget(config), _progress(), _command_line())
+    pair, config, device = open_configured(config)
+    found = story.demo(pair, config, device, folder, budget_of(config), progress(), command_line())
     out.print(decoded(found.picture, found.question, found.example))
     out.print(result_table(found.tuned.profile))
     out.print(verdict_lines(found.tuned.profile, str(found.tuned.path)))
     out.print(f"took {time.monotonic() - start:.0f} s; decode with it: sage_tune run --profile {found.tuned.path} ...")
     if as_json:
-        _print_json(found.document(time.monotonic() - start))
+        print_json(found.document(time.monotonic() - start))
 
 
 @app.command()
@@ -98,18 +95,18 @@ def profile(
     from tuner.run_folder import RunFolder
     from tuner.screens import cost_screen, curve_screen
 
-    config = _configured(config_path, model, gpu, data, backend, budget, sets)
-    pair, config, device = _open(config)
+    config = configured(config_path, model, gpu, data, backend, budget, sets)
+    pair, config, device = open_configured(config)
     folder = out_folder or Path("runs") / f"{pair.spec.name}-{config.gpu}"
     if dry_run:
         out.print(estimate(pair, config, folder))
         return
-    found = run_profile(pair, config, device, RunFolder(folder), _budget(config), _progress())
+    found = run_profile(pair, config, device, RunFolder(folder), budget_of(config), progress())
     out.print(cost_screen(found.costs))
     out.print(curve_screen(found.curves[0]))
     out.print(f"{found.summary()}\nnext: sage_tune tune {folder}")
     if as_json:
-        _print_json({"run": str(folder), **found.document()})
+        print_json({"run": str(folder), **found.document()})
 
 
 @app.command()
@@ -128,16 +125,18 @@ def tune(
     from tuner.tuning import tune as run_tune
 
     run = RunFolder(run_folder)
-    config = retuned(run.config(), config_path, {"search.trials": trials, "budget_s": _seconds(budget), **_sets(sets)})
-    pair, config, device = _open(config)
+    config = retuned(
+        run.config(), config_path, {"search.trials": trials, "budget_s": seconds(budget), **assignments(sets)}
+    )
+    pair, config, device = open_configured(config)
     from tuner.machine import fingerprint
 
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
-    tuned = run_tune(pair, config, run, _budget(config), _progress(), _command_line())
+    tuned = run_tune(pair, config, run, budget_of(config), progress(), command_line())
     out.print(result_table(tuned.profile))
     out.print(verdict_lines(tuned.profile, str(tuned.path)))
     if as_json:
-        _print_json(result_document(tuned))
+        print_json(result_document(tuned))
 
 
 @app.command()
@@ -171,7 +170,7 @@ def run(
         dtype=saved.dtype,  # type: ignore[arg-type]  # validated by the schema
         threads=min(saved.threads, len(os.sched_getaffinity(0))),
     )
-    pair, config, device = _open(config)
+    pair, config, device = open_configured(config)
     for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
         err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     policy = frozen.policy
@@ -194,7 +193,7 @@ def run(
     if stats:
         out.print(stats_table(generation, policy, frozen.digest))
     if as_json:
-        _print_json({**generation.document(), "digest": frozen.digest})
+        print_json({**generation.document(), "digest": frozen.digest})
 
 
 @app.command()
@@ -230,97 +229,6 @@ def gpus() -> None:
     out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()]))
     device = find_device("auto")
     out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
-
-
-def open_pair(plan: PairPlan) -> Pair:
-    """Load a pair, exporting step graphs on first use when its backend runs graphs. The graphs are cached by
-    the digests of weights and configuration."""
-    from transformers.utils import logging as transformers_logging
-
-    from runtime.pair import load_pair, model_record
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()
-    plan.check_memory()
-    if plan.backend != "onnx":
-        with err.status(f"loading {plan.spec.name}"):
-            return load_pair(plan)
-    from exports.onnx_graph import cached_step_graph, graph_key
-    from runtime.backends.torch_backend import cache_argument, load_transformers
-
-    folders = []
-    for role, source in (("target", plan.spec.target), ("draft", plan.spec.draft)):
-
-        def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
-            err.print(f"exporting the {role}'s step graph, once per set of weights ...")
-            model = load_transformers(plan.files(source, None))
-            return model, cache_argument(model)
-
-        record = model_record(plan.spec, source)
-        key = graph_key(record.weights_digest, record.config_digest)
-        folders.append(cached_step_graph(f"{plan.spec.name}-{role}", key, load))
-    with err.status(f"loading {plan.spec.name}"):
-        return load_pair(plan, (folders[0], folders[1]))
-
-
-def _open(config: TuneConfig) -> tuple[Pair, TuneConfig, Device]:
-    from tuner.plan import plan_pair
-
-    plan, resolved, device = plan_pair(config)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])
-    return open_pair(plan), resolved, device
-
-
-def _configured(
-    path: Path | None,
-    model: str | None,
-    gpu: str | None,
-    data: Path | None,
-    backend: str | None,
-    budget: str | None,
-    sets: list[str] | None,
-) -> TuneConfig:
-    return load_config(
-        path,
-        {
-            "model": model,
-            "gpu": gpu,
-            "data.path": str(data) if data else None,
-            "backend": backend,
-            "budget_s": _seconds(budget),
-            **_sets(sets),
-        },
-    )
-
-
-def _sets(sets: list[str] | None) -> dict[str, Any]:
-    return dict(parse_set(text) for text in sets or [])
-
-
-def _seconds(text: str | None) -> float | None:
-    return None if text is None else parse_seconds(text)
-
-
-def _budget(config: TuneConfig) -> Any:
-    from tuner.timing import Budget
-
-    return Budget(config.budget_s)
-
-
-def _progress() -> Any:
-    from tuner.progress import Progress
-
-    return Progress(err)
-
-
-def _command_line() -> str:
-    return shlex.join(["sage_tune", *sys.argv[1:]])
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    sys.stdout.flush()
-    print(json.dumps(document, allow_nan=False), flush=True)
 
 
 def main() -> None:

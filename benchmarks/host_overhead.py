@@ -13,12 +13,12 @@ import json
 import statistics
 import time
 
+from commands.opening import open_pair
 from profiles.config import DataConfig, TuneConfig
 from profiles.policy import CompiledPolicy, HistorySpec, PolicySource, Tier
 from runtime.decode import generate
 from runtime.policy.compile import compile_policy
 from runtime.policy.controller import Controller
-from sage_tune import open_pair
 from tuner.calibration import load_samples
 from tuner.plan import plan_pair
 

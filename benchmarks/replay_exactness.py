@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policies import exactness_policies, made_up_costs
+from commands.opening import open_pair
 from profiles.config import GridConfig, TuneConfig
 from profiles.errors import LosslessError
 from runtime.decode import generate
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
-from sage_tune import open_pair
 from tuner.calibration import Sample, load_samples
 from tuner.lossless import NEAR_TIE, compare_rounds, first_divergence
 from tuner.outcomes import load_record

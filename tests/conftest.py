@@ -8,12 +8,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from commands.opening import open_pair
 from profiles.config import DataConfig, TuneConfig
 from profiles.registry import load_pair_spec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
 from runtime.pair import Pair
-from sage_tune import open_pair
 from tuner.calibration import Sample, load_samples
 from tuner.machine import core_count
 from tuner.plan import plan_pair

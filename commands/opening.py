@@ -1,0 +1,55 @@
+"""Opening a pair: the one place where exporters and backends meet, since they may not import each other."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from commands.options import err
+from profiles.config import TuneConfig
+from profiles.registry import ModelSource
+
+if TYPE_CHECKING:
+    from runtime.pair import Pair, PairPlan
+    from tuner.machine import Device
+
+
+def open_pair(plan: PairPlan) -> Pair:
+    """Load a pair, exporting step graphs on first use when its backend runs graphs. The graphs are cached by
+    the digests of weights and configuration."""
+    from transformers.utils import logging as transformers_logging
+
+    from runtime.pair import load_pair, model_record
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    plan.check_memory()
+    if plan.backend != "onnx":
+        with err.status(f"loading {plan.spec.name}"):
+            return load_pair(plan)
+    from exports.onnx_graph import cached_step_graph, graph_key
+    from runtime.backends.torch_backend import cache_argument, load_transformers
+
+    folders = []
+    for role, source in (("target", plan.spec.target), ("draft", plan.spec.draft)):
+
+        def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
+            err.print(f"exporting the {role}'s step graph, once per set of weights ...")
+            model = load_transformers(plan.files(source, None))
+            return model, cache_argument(model)
+
+        record = model_record(plan.spec, source)
+        key = graph_key(record.weights_digest, record.config_digest)
+        folders.append(cached_step_graph(f"{plan.spec.name}-{role}", key, load))
+    with err.status(f"loading {plan.spec.name}"):
+        return load_pair(plan, (folders[0], folders[1]))
+
+
+def open_configured(config: TuneConfig) -> tuple[Pair, TuneConfig, Device]:
+    """The pair of a configuration on its device, `auto` resolved. The process keeps to the planned cores."""
+    from tuner.plan import plan_pair
+
+    plan, resolved, device = plan_pair(config)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])
+    return open_pair(plan), resolved, device

@@ -1,0 +1,91 @@
+"""What every command shares: the two consoles, the options that recur, and how flags become a configuration."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from profiles.config import TuneConfig, load_config, parse_seconds, parse_set
+
+if TYPE_CHECKING:
+    from tuner.progress import Progress
+    from tuner.timing import Budget
+
+PIPE_COLUMNS = 120
+"""Width of tables where there is no terminal to ask."""
+out, err = (
+    Console(stderr=to_stderr, width=None if stream.isatty() else PIPE_COLUMNS)
+    for to_stderr, stream in ((False, sys.stdout), (True, sys.stderr))
+)
+
+Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
+Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
+Gpu = Annotated[str | None, typer.Option("--gpu", help="auto, cpu, h100, ... see `sage_tune gpus`")]
+Data = Annotated[Path | None, typer.Option("--data", help="calibration JSONL")]
+Backend = Annotated[str | None, typer.Option("--backend", help="onnx or torch")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="any field: --set grid.depth=6", metavar="KEY=VALUE")]
+BudgetText = Annotated[str | None, typer.Option("--budget", help="stop cleanly after this time: 90s, 10m, 1h")]
+Out = Annotated[Path | None, typer.Option("--out", help="run folder")]
+Json = Annotated[bool, typer.Option("--json", help="end with one JSON line on stdout")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan with estimated time and disk, then stop")]
+
+
+def configured(
+    path: Path | None,
+    model: str | None,
+    gpu: str | None,
+    data: Path | None,
+    backend: str | None,
+    budget: str | None,
+    sets: list[str] | None,
+) -> TuneConfig:
+    """The configuration of a command: its file, overridden by its flags."""
+    return load_config(
+        path,
+        {
+            "model": model,
+            "gpu": gpu,
+            "data.path": str(data) if data else None,
+            "backend": backend,
+            "budget_s": seconds(budget),
+            **assignments(sets),
+        },
+    )
+
+
+def assignments(sets: list[str] | None) -> dict[str, Any]:
+    """Every `--set KEY=VALUE` by its dotted path."""
+    return dict(parse_set(text) for text in sets or [])
+
+
+def seconds(text: str | None) -> float | None:
+    return None if text is None else parse_seconds(text)
+
+
+def budget_of(config: TuneConfig) -> Budget:
+    from tuner.timing import Budget
+
+    return Budget(config.budget_s)
+
+
+def progress() -> Progress:
+    from tuner.progress import Progress
+
+    return Progress(err)
+
+
+def command_line() -> str:
+    """What was typed, for the provenance of what it makes."""
+    return shlex.join(["sage_tune", *sys.argv[1:]])
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The last line of a command under `--json`."""
+    sys.stdout.flush()
+    print(json.dumps(document, allow_nan=False), flush=True)
