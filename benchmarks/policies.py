@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 
 from profiles.config import GridConfig
 from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
-from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
+from profiles.policy import HistorySpec, PolicySource, SignalKind, SignalSpec, Tier
 from tuner.outcomes import Record
 from tuner.space import edges_at
 from tuner.yardsticks import plain, static_policy
@@ -24,13 +26,13 @@ def exactness_policies(record: Record) -> list[PolicySource]:
     fixed += [_tier(6, 1, 6, stop=0.5), _tier(6, 2, 15, stop=0.2), _tier(6, 3, 15, stop=0.05)]
     named = [plain()] + [static_policy(f"tier {tier.label()}", tier) for tier in fixed]
     ladder = (_tier(6, 1, 6), _tier(5, 2, 9), _tier(3, 3, 11), _tier(1, 3, 3))
-    for kind in ("entropy", "one_minus_top1", "one_minus_margin"):
-        signal = SignalSpec.model_validate({"kind": kind, "top_k": record.manifest.signal_top_k})
+    for kind in get_args(SignalKind):
+        signal = SignalSpec.model_validate({"kind": kind, "top_k": 10})
         edges = _edges(record, signal, 4)
         named.append(PolicySource(name=f"{kind}, 4 bins", signal=signal, edges=edges, tiers=ladder[: len(edges) + 1]))
         lagged = signal.model_copy(update={"lag": 1})
         named.append(PolicySource(name=f"{kind}, lag 1", signal=lagged, edges=edges, tiers=ladder[: len(edges) + 1]))
-    entropy = SignalSpec(top_k=record.manifest.signal_top_k)
+    entropy = SignalSpec()
     edges = _edges(record, entropy, 2)
     for window, step in ((1, 2), (4, 1), (10, 3)):
         history = HistorySpec(window=window, low=1.0, high=2.0, step=step, hysteresis=0.25, max_depth=6)
@@ -45,7 +47,7 @@ def exactness_policies(record: Record) -> list[PolicySource]:
 
 
 def _edges(record: Record, signal: SignalSpec, bins: int) -> tuple[float, ...]:
-    return edges_at(record.signal(signal), np.linspace(0, 1, bins + 1)[1:-1])
+    return edges_at(record.signal(signal.kind, signal.top_k), np.linspace(0, 1, bins + 1)[1:-1])
 
 
 def made_up_costs(grid: GridConfig, contexts: tuple[int, int]) -> CostTable:

@@ -19,15 +19,15 @@ import polars as pl
 
 from benchmarks.policies import made_up_costs
 from profiles.config import GridConfig
-from profiles.policy import HistorySpec, PolicySource, Tier
-from profiles.trace_schema import DraftRule, SampleRecord, TraceManifest
+from profiles.policy import DraftRule, HistorySpec, PolicySource, Tier
+from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.compile import compile_policy
 from tuner.outcomes import Record, load_record
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 
 GRID = GridConfig()
-VERIFY_SIZES, WIDTHS, DEPTH = GRID.verify_sizes, GRID.widths, GRID.depth
+VERIFY_SIZES, WIDTHS, DEPTH, SIGNAL_LOGPROBS = GRID.verify_sizes, GRID.widths, GRID.depth, GRID.signal_logprobs
 
 
 def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Record:
@@ -35,9 +35,14 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
     rng = np.random.default_rng(seed)
     n = samples * (length - 1)
     position = np.tile(np.arange(length - 1), samples)
-    entropy = rng.beta(0.6, 1.5, n)
-    columns: dict[str, np.ndarray] = {"position": position, "entropy": entropy}
-    reach = rng.geometric(0.15 + 0.75 * entropy) - 1
+    unsure = rng.beta(0.6, 1.5, n)
+    reach = rng.geometric(0.15 + 0.75 * unsure) - 1
+    columns: dict[str, np.ndarray] = {
+        "position": position,
+        "root_logprobs": peaked(unsure),
+        "target_logprobs": peaked(rng.beta(0.6, 1.5, n)),
+        "true_rank": np.where(reach > 0, 0, 1),
+    }
     for width in WIDTHS:
         candidates = width * width
         scores = -np.sort(rng.exponential(1.0, (n, DEPTH, candidates)).cumsum(axis=1), axis=2).astype(np.float32)
@@ -51,7 +56,6 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
             f"{stem}.in_frontier": inside,
             f"{stem}.rank_in_level": rank,
             f"{stem}.score": np.where(inside, score, np.nan),
-            f"{stem}.frontier_best": scores[:, :, 0],
             f"{stem}.pool_scores": scores.reshape(n, -1),
         }
     manifest = TraceManifest(
@@ -61,7 +65,7 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
         dtype="float32",
         depth=DEPTH,
         rules=tuple(DraftRule(width=width) for width in WIDTHS),
-        signal_top_k=10,
+        signal_logprobs=SIGNAL_LOGPROBS,
         versions={},
     )
     records = [
@@ -79,13 +83,21 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
     return Record(manifest, records, pl.DataFrame({k: pl.Series(k, v) for k, v in columns.items()}))
 
 
+def peaked(unsure: np.ndarray) -> np.ndarray:
+    """[N, K] log-probabilities of distributions with the mass `0.9 * unsure` spread evenly below the best token."""
+    rest = np.log(np.maximum(0.9 * unsure, 1e-12) / (SIGNAL_LOGPROBS - 1))
+    rows = np.tile(rest[:, None], (1, SIGNAL_LOGPROBS))
+    rows[:, 0] = np.log1p(-0.9 * unsure)
+    return -np.sort(-rows, axis=1).astype(np.float32)
+
+
 def random_policies(count: int, record: Record, seed: int = 0) -> list[PolicySource]:
     """Eight bins each, every tier within the grid; tiers come from a set of 24 as in a search that has settled."""
     rng = random.Random(seed)
     pool = [
         Tier(depth=d, width=w, nodes=rng.choice(GRID.node_counts(d, w))) for d in range(2, DEPTH + 1) for w in WIDTHS
     ][:24]
-    quantiles = np.quantile(record.column("entropy"), np.linspace(0.1, 0.9, 33))
+    quantiles = np.quantile(record.signal("entropy", 10), np.linspace(0.1, 0.9, 33))
     made = []
     for i in range(count):
         edges = tuple(sorted(float(q) for q in rng.sample(sorted(set(quantiles)), 7)))

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from profiles.errors import BadInput
-from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, Frozen, SignalKind, pool_size
+from profiles.frozen import Frozen
+from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
+from profiles.sage_paper import SagePaper
 from profiles.store import parse, read_toml
 
 
@@ -53,7 +55,13 @@ class GridConfig(Frozen):
         Field(min_length=2, description="verification pass sizes, root counted; a tree is padded to the next"),
     ] = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
     contexts: Annotated[int, Field(ge=2, le=8, description="context lengths at which passes are timed")] = 3
-    signal_top_k: Annotated[int, Field(ge=2, le=64, description="k of the normalised entropy")] = 10
+    signal_logprobs: Annotated[
+        int, Field(ge=2, le=64, description="log-probabilities recorded per position: the largest k of an entropy")
+    ] = 20
+    margin: Annotated[
+        float, Field(ge=0, lt=1, description="mu of TALON's margin rule, recorded at the largest width; 0 for none")
+    ] = 0.03
+    sage_paper: SagePaper = SagePaper()
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -70,6 +78,10 @@ class GridConfig(Frozen):
                 f"a chain of depth {self.depth} needs verify size {self.depth + 1}, the largest is "
                 f"{self.verify_sizes[-1]}"
             )
+        if self.sage_paper.record and self.sage_paper.top_k > self.signal_logprobs:
+            raise ValueError(
+                f"sage_paper.top_k <= signal_logprobs must hold, got {self.sage_paper.top_k} > {self.signal_logprobs}"
+            )
         return self
 
     def node_counts(self, depth: int, width: int) -> list[int]:
@@ -80,6 +92,24 @@ class GridConfig(Frozen):
         pool = pool_size(depth, width)
         counts = [s - 1 for s in self.verify_sizes if depth <= s - 1 <= pool]
         return counts or [n for n in (pool,) if n + 1 <= self.verify_sizes[-1]]
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes that the largest verification pass has room for besides the root."""
+        return self.verify_sizes[-1] - 1
+
+    @property
+    def margin_rule(self) -> DraftRule | None:
+        """TALON's rule at the largest width; None where it would be a chain or is not recorded."""
+        if not self.margin or self.widths[-1] == 1:
+            return None
+        return DraftRule(kind="margin", width=self.widths[-1], mu=self.margin)
+
+    def rules(self) -> tuple[DraftRule, ...]:
+        """Every drafting rule that is recorded: a beam per width first."""
+        rules = [DraftRule(width=width) for width in self.widths]
+        rules += [self.margin_rule] if self.margin_rule else []
+        return (*rules, *self.sage_paper.rules(self.depth, self.widths, self.max_nodes))
 
 
 class TimingConfig(Frozen):
@@ -99,8 +129,20 @@ class SearchConfig(Frozen):
     seed: Annotated[int, Field(ge=0, description="seed of the sampler")] = 7
     signals: Annotated[
         tuple[SignalKind, ...], Field(min_length=1, description="signals the search may choose from")
-    ] = ("entropy",)
-    max_bins: Annotated[int, Field(ge=1, le=8, description="most signal bins of a policy")] = 5
+    ] = ("entropy", "one_minus_top1", "one_minus_margin", "target_entropy")
+    top_ks: Annotated[
+        tuple[Annotated[int, Field(ge=2, le=64)], ...],
+        Field(min_length=1, description="k that an entropy may be taken over; at most grid.signal_logprobs"),
+    ] = (5, 10, 20)
+    lags: Annotated[
+        tuple[Literal[0, 1], ...],
+        Field(min_length=1, description="0: this round's signal, 1: that of the round before"),
+    ] = (0, 1)
+    smoothings: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], ...],
+        Field(min_length=1, description="weight of the past in an exponential mean of the signal; 0 is none"),
+    ] = (0.0, 0.5, 0.8)
+    max_bins: Annotated[int, Field(ge=1, le=9, description="most signal bins of a policy (edges plus one)")] = 5
     history: Annotated[bool, Field(description="search the acceptance history window as well")] = True
     stops: Annotated[
         tuple[float, ...], Field(min_length=1, description="stop probabilities a tier may use; 0 is none")
@@ -147,6 +189,15 @@ class TuneConfig(Frozen):
     timing: TimingConfig = TimingConfig()
     search: SearchConfig = SearchConfig()
     confirm: ConfirmConfig = ConfirmConfig()
+
+    @model_validator(mode="after")
+    def _recorded(self) -> Self:
+        if max(self.search.top_ks) > self.grid.signal_logprobs:
+            raise ValueError(
+                f"search.top_ks <= grid.signal_logprobs must hold, got {self.search.top_ks} > "
+                f"{self.grid.signal_logprobs}"
+            )
+        return self
 
 
 RETUNABLE = ("search", "confirm", "budget_s")

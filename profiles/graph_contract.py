@@ -22,7 +22,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from profiles.policy import Frozen
+from profiles.frozen import Frozen
 
 CONTRACT_VERSION = 1
 EMBEDS, POSITIONS, MASK, LOGIT_ROWS, LOGITS = (

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from profiles.policy import Frozen
+from profiles.frozen import Frozen
 
 Mark = Literal["measured", "replayed", "estimated"]
 

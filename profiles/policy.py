@@ -10,7 +10,10 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from profiles.frozen import Frozen
+from profiles.growth import GrowthTree
 
 MAX_DEPTH = 32
 MAX_WIDTH = 32
@@ -20,30 +23,80 @@ HISTORY_STATES = ("low", "mid", "high")
 """Order of the history axis of every table."""
 
 
-class Frozen(BaseModel):
-    """Base of everything written down: immutable, closed against unknown keys."""
+RuleKind = Literal["beam", "margin", "tapered"]
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+
+class DraftRule(Frozen):
+    """Which candidates of a level form its frontier, and which children a frontier node may propose.
+
+    - `beam`: the `width` best candidates of the level; every node proposes `width` children.
+    - `margin`: of those, the ones whose cumulative probability is at least `mu` times the level's best (TALON,
+      arXiv 2601.07353).
+    - `tapered`: the beam, where from level 2 on a node proposes its child of rank r only if
+      r < width / level * (0.5 + P) with P the node's own probability (SAGE, arXiv 2602.00523, Eq 12).
+      `cumulative` takes P along the whole path, `rounding` rounds the right side, and a child whose own
+      probability is not above `own_floor * level` is dropped as well.
+
+    A trace holds one record per rule, so that every rule replays exactly.
+    """
+
+    kind: RuleKind = "beam"
+    width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] = 1
+    mu: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    cumulative: bool = False
+    rounding: Literal["none", "floor", "nearest", "ceil"] = "none"
+    own_floor: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+    @model_validator(mode="after")
+    def _no_idle_knob(self) -> Self:
+        plain = DraftRule.model_construct(kind=self.kind, width=self.width)
+        if (self.kind == "margin") != (self.mu > 0.0):
+            raise ValueError(f"mu > 0 belongs to margin rules and to no other, got {self.kind} with mu={self.mu}")
+        taper = (self.cumulative, self.rounding, self.own_floor)
+        if self.kind != "tapered" and taper != (plain.cumulative, plain.rounding, plain.own_floor):
+            raise ValueError(f"cumulative, rounding and own_floor belong to tapered rules, got {self!r}")
+        return self
+
+    def stem(self) -> str:
+        """Name of the rule's columns in a trace."""
+        if self.kind == "beam":
+            return f"beam_{self.width}"
+        if self.kind == "margin":
+            return f"margin{self.mu:g}_{self.width}"
+        path = "path" if self.cumulative else "own"
+        floor = f"_floor{self.own_floor:g}" if self.own_floor else ""
+        return f"tapered_{path}_{self.rounding}{floor}_{self.width}"
+
+
+BEAM = DraftRule()
+"""The default rule; its width is given by the tier."""
 
 
 class Tier(Frozen):
     """The shape budget of one round. Depth 0 is a plain autoregressive step.
 
-    `depth` levels are drafted with a frontier of `width` nodes; the `nodes` best candidates are verified
-    (the root is not counted). Drafting ends early once the best cumulative probability of the frontier
-    falls below `stop`; 0 never stops.
+    `depth` levels are drafted under `rule` with a frontier of at most `width` nodes; the `nodes` best candidates
+    are verified (the root is not counted). Two kinds of gates, both on cumulative path probabilities, make the
+    tree follow the draft's own certainty:
+
+    - `stop`: drafting ends once the frontier's best falls below it; `stops` gives one value per level instead.
+    - `keep`: one value per level; only as many nodes are verified as candidates reach the value of their level,
+      and then as many more as the padded verification pass has room for.
     """
 
     depth: Annotated[int, Field(ge=0, le=MAX_DEPTH)]
     width: Annotated[int, Field(ge=1, le=MAX_WIDTH)] = 1
     nodes: Annotated[int, Field(ge=0, le=MAX_NODES)]
     stop: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    stops: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
+    keep: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
+    rule: DraftRule = BEAM
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.depth == 0:
-            if self.nodes or self.width != 1 or self.stop:
-                raise ValueError(f"a tier of depth 0 has width 1, 0 nodes and stop 0, got {self!r}")
+            if self.nodes or self.width != 1 or self.stop or self.stops or self.keep or self.rule != BEAM:
+                raise ValueError(f"a tier of depth 0 has width 1, 0 nodes, no gates and no rule, got {self!r}")
             return self
         pool = pool_size(self.depth, self.width)
         if not self.depth <= self.nodes <= pool:
@@ -52,35 +105,73 @@ class Tier(Frozen):
                 f"never be drafted, is a knob that turns nothing); got depth={self.depth}, "
                 f"nodes={self.nodes}, pool={pool} for width={self.width}"
             )
+        if self.stops and (self.stop or len(self.stops) != self.depth - 1):
+            raise ValueError(
+                f"stops replaces stop and has one value per level but the last ({self.depth - 1}), got "
+                f"stop={self.stop}, stops={self.stops}"
+            )
+        if self.keep and len(self.keep) != self.depth:
+            raise ValueError(f"keep has one value per level ({self.depth}), got {self.keep}")
+        if self.rule.width != 1:
+            raise ValueError(f"the width of a tier stands in the tier, not in its rule, got {self.rule!r}")
         return self
 
+    @property
+    def draft_rule(self) -> DraftRule:
+        """The rule with the tier's width: the key of its record in a trace."""
+        return self.rule.model_copy(update={"width": self.width})
+
+    @property
+    def gates(self) -> tuple[float, ...]:
+        """Value of `stop` after each level but the last, [depth - 1]."""
+        return self.stops or (self.stop,) * max(self.depth - 1, 0)
+
+    @property
+    def reacts(self) -> bool:
+        """True when the tree varies from round to round within this tier."""
+        return bool(self.stop or any(self.stops) or any(self.keep) or self.rule.kind != "beam")
+
     def label(self) -> str:
-        """`depth,width,nodes` with the stop appended when there is one; `off` for depth 0."""
+        """`depth,width,nodes` with the rule and gates appended where there are any; `off` for depth 0."""
         if self.depth == 0:
             return "off"
         text = f"{self.depth},{self.width},{self.nodes}"
-        return f"{text},stop {self.stop:g}" if self.stop else text
+        if self.rule.kind != "beam":
+            text += f",{self.rule.kind}" + (f" {self.rule.mu:g}" if self.rule.mu else "")
+        if self.stop:
+            text += f",stop {self.stop:g}"
+        elif any(self.stops):
+            text += ",stop by level"
+        return text + (",keep by level" if any(self.keep) else "")
 
 
 def pool_size(depth: int, width: int) -> int:
-    """Candidates drafted by a beam: `width` at level 1, `width` children of `width` nodes at each later one."""
+    """Most candidates that are drafted: `width` at level 1, `width` children of `width` nodes at each later one."""
     return 0 if depth == 0 else width + (depth - 1) * width * width
 
 
-SignalKind = Literal["entropy", "one_minus_top1", "one_minus_margin"]
-"""Every signal lies in [0, 1] and rises with the draft's uncertainty."""
+SignalKind = Literal["entropy", "one_minus_top1", "one_minus_margin", "target_entropy"]
+"""Every signal lies in [0, 1] and rises with uncertainty. `target_entropy` is that of the target at the bonus
+token, known before the draft runs; the others are of the draft's root distribution."""
 
 
 class SignalSpec(Frozen):
-    """Which scalar of the root distribution chooses the tier.
+    """Which scalar, known before the tree is built, chooses the tier.
 
-    `top_k` renormalises the entropy over the k most probable tokens (SAGE Eq 7-9, arXiv 2602.00523);
-    `lag` 1 uses the value of the round before, as the paper does, and 0 the value of this round.
+    `top_k` renormalises an entropy over the k most probable tokens (SAGE Eq 7-9, arXiv 2602.00523); `lag` 1
+    uses the value of the round before, as the paper does, and 0 the value of this round; `smoothing` s replaces
+    it by its exponential mean over the rounds of the output, m <- s * m + (1 - s) * value, begun at the first.
     """
 
     kind: SignalKind = "entropy"
     top_k: Annotated[int, Field(ge=2, le=64)] = 10
     lag: Annotated[int, Field(ge=0, le=1)] = 0
+    smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+
+    @property
+    def has_state(self) -> bool:
+        """True when the value depends on earlier rounds, not on the position alone."""
+        return bool(self.lag or self.smoothing)
 
 
 class HistorySpec(Frozen):
@@ -123,6 +214,7 @@ class PolicySource(Frozen):
     history: HistorySpec | None = None
     safe: Tier = Tier(depth=0, nodes=0)
     monotone: bool = True
+    growth: GrowthTree | None = None
 
     @model_validator(mode="after")
     def _shape(self) -> Self:
@@ -145,7 +237,11 @@ class PolicySource(Frozen):
 
 
 class CompiledPolicy(Frozen):
-    """What the runtime obeys: `tiers[table[bin][history_state]]`, plus the caps that buffers are sized by."""
+    """What the runtime obeys: `tiers[table[bin][history_state]]`, plus the caps that buffers are sized by.
+
+    With `growth` the tier is the cap of a round, and the decision tree says after every level whether to go on
+    and how much to verify.
+    """
 
     signal: SignalSpec
     edges: tuple[float, ...]
@@ -160,6 +256,7 @@ class CompiledPolicy(Frozen):
     max_nodes: int
     context_max: int
     """Largest context (tokens) that was tuned; beyond it the safe tier is used and counted."""
+    growth: GrowthTree | None = None
 
     @model_validator(mode="after")
     def _total(self) -> Self:
@@ -177,6 +274,8 @@ class CompiledPolicy(Frozen):
                 raise ValueError(f"tier {tier.label()} exceeds the caps of the policy")
             if tier.nodes + 1 > self.verify_sizes[-1]:
                 raise ValueError(f"tier {tier.label()} needs more than verify size {self.verify_sizes[-1]}")
+        if self.growth is not None:
+            self.growth.check_sizes(self.verify_sizes)
         return self
 
     def drafts(self) -> bool:
@@ -185,9 +284,9 @@ class CompiledPolicy(Frozen):
 
     def verdict(self) -> Literal["adaptive", "static", "off"]:
         """What kind of policy this is: one whose tree reacts (to signal, history or its own scores, through
-        `stop`), one tree for all rounds, or plain decoding."""
+        gates or a decision tree), one tree for all rounds, or plain decoding."""
         if not self.drafts():
             return "off"
         cells = {cell for row in self.table for cell in row}
-        reacts = len(cells) > 1 or any(self.tiers[cell].stop for cell in cells)
+        reacts = len(cells) > 1 or self.growth is not None or any(self.tiers[cell].reacts for cell in cells)
         return "adaptive" if reacts else "static"

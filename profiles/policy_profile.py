@@ -10,11 +10,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from profiles.frozen import Frozen
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
-from profiles.policy import CompiledPolicy, Frozen, PolicySource
+from profiles.policy import CompiledPolicy, PolicySource
 from profiles.provenance import Fingerprint, digest
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+DECISION_KEYS: Final = ("schema_version", "pair", "regime", "policy")
+"""What `digest` covers; `evidence_digest` covers the rest."""
+DIGEST_KEYS: Final = ("digest", "evidence_digest")
 
 
 class ModelRecord(Frozen):
@@ -87,7 +91,7 @@ class Evidence(Frozen):
 
 
 class PolicyProfile(Frozen):
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = SCHEMA_VERSION
     name: str
     pair: PairRecord
     regime: Regime
@@ -103,15 +107,10 @@ class PolicyProfile(Frozen):
     evidence_digest: str = ""
 
     def decisions_digest(self) -> str:
-        return digest(self.model_dump(mode="json", include={"schema_version", "pair", "regime", "policy"}))
+        return digest(self.model_dump(mode="json", include=set(DECISION_KEYS)))
 
     def rest_digest(self) -> str:
-        return digest(
-            self.model_dump(
-                mode="json",
-                exclude={"schema_version", "pair", "regime", "policy", "digest", "evidence_digest"},
-            )
-        )
+        return digest(self.model_dump(mode="json", exclude={*DECISION_KEYS, *DIGEST_KEYS}))
 
     def sealed(self) -> PolicyProfile:
         """The same profile with both digests filled in."""

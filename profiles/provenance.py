@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from profiles.errors import BadInput
-from profiles.policy import Frozen
+from profiles.frozen import Frozen
 
 FingerprintClass = Literal["hard", "soft", "ignored"]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from profiles.errors import BadInput
-from profiles.policy import Frozen
+from profiles.frozen import Frozen
 from profiles.store import parse, read_toml
 
 HERE = Path(__file__).resolve().parent

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from profiles.errors import BadInput, ProfileError
+from profiles.migration import migrated, saved_digests
 from profiles.policy_profile import SCHEMA_VERSION, PolicyProfile
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -82,24 +83,25 @@ def save_profile(profile: PolicyProfile, path: Path) -> PolicyProfile:
 
 
 def load_profile(path: Path) -> PolicyProfile:
-    """Read a profile and prove that nothing in it changed since it was frozen."""
+    """Read a profile and prove that nothing in it changed since it was frozen.
+
+    An older schema is migrated and sealed anew, so its digest is that of the same decisions as written today.
+    """
     raw = _load_json(path)
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ProfileError(
             f"{path} has schema version {version}, newer than the {SCHEMA_VERSION} this release reads; update sage_tune"
         )
-    profile = parse(PolicyProfile, raw, str(path))
-    for name, saved, found in (
-        ("digest", profile.digest, profile.decisions_digest()),
-        ("evidence_digest", profile.evidence_digest, profile.rest_digest()),
-    ):
+    profile = parse(PolicyProfile, migrated(raw) if isinstance(raw, dict) else raw, str(path))
+    for name, found in saved_digests(raw).items():
+        saved = str(raw.get(name, ""))
         if saved != found:
             raise ProfileError(
                 f"{path} was changed after it was frozen: {name} is {saved[:12] or 'missing'}, "
                 f"its content gives {found[:12]}"
             )
-    return profile
+    return profile if version == SCHEMA_VERSION else profile.sealed()
 
 
 def _load_json(path: Path) -> Any:

@@ -1,47 +1,36 @@
 """What a trace holds: the manifest and the columns of its Parquet parts.
 
-One part per sample. `positions.parquet` has a row per position p of the target's output, meaning "y_0..y_p are
-committed, the round starts here"; `beam_W.parquet` has a row per position for the drafting rule `beam(W)`.
-Levels count from 1; arrays have one entry per level of the recorded depth D.
+One part per sample, with a row per position p of the target's output, meaning "y_0..y_p are committed, the round
+starts here". Columns of a drafting rule carry its stem as prefix (`beam_3.score`). Levels count from 1; arrays have
+one entry per level of the recorded depth D, or per log-probability of the K that are kept.
 
-| column (positions)     | meaning |
+| column                 | meaning |
 |------------------------|---------|
 | position               | index p of the root token in the output |
-| remaining              | tokens of the output after p |
-| entropy, one_minus_top1, one_minus_margin | signals of the draft's root distribution, in [0, 1] |
-| draft_top1_hit         | the draft's first choice equals the target's next token |
+| root_logprobs          | [K] best log-probabilities of the draft's root distribution: its signals, for any k <= K |
+| target_logprobs        | [K] the same of the target where it chose the root token: the entropy at the bonus token |
+| true_rank              | rank of the output's next token in the draft's root distribution, -1 beyond the K best |
 
-| column (beam)          | meaning |
+| column of a rule       | meaning |
 |------------------------|---------|
 | matched                | levels of the output's true path that are in the pool |
 | in_frontier            | [D] the true path's node of the level is in the frontier |
 | rank_in_level          | [D] its place among the level's candidates, -1 when absent |
 | score                  | [D] its cumulative log-probability, NaN when absent |
 | sibling_rank, sibling_probability | [D] among the children of its parent, -1 / NaN when absent |
-| frontier_best          | [D] best cumulative log-probability of the frontier |
-| pool_scores            | [D, width^2] sorted scores of the level's candidates (level 1 has `width`, then -inf) |
+| pool_scores            | [D, width^2] sorted scores of the level's candidates, -inf where there is none |
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from profiles.policy import Frozen, SignalKind
+from profiles.frozen import Frozen
+from profiles.policy import DraftRule
 
-TRACE_VERSION = 1
-SIGNAL_COLUMNS: tuple[SignalKind, ...] = ("entropy", "one_minus_top1", "one_minus_margin")
-
-
-class DraftRule(Frozen):
-    """How a level's frontier is chosen: the `width` best of the level's candidates."""
-
-    kind: Literal["beam"] = "beam"
-    width: Annotated[int, Field(ge=1)]
-
-    def stem(self) -> str:
-        return f"beam_{self.width}"
+TRACE_VERSION: Final = 2
 
 
 class SampleRecord(Frozen):
@@ -59,12 +48,13 @@ class SampleRecord(Frozen):
 class TraceManifest(Frozen):
     """Everything that the record depends on. A run with another manifest starts a new record."""
 
-    version: int = TRACE_VERSION
+    version: Literal[2] = TRACE_VERSION
     pair_digest: str
     data_digest: str
     backend: str
     dtype: str
     depth: Annotated[int, Field(ge=1)]
     rules: tuple[DraftRule, ...]
-    signal_top_k: int
+    signal_logprobs: Annotated[int, Field(ge=2)]
+    """K: log-probabilities kept per position and model."""
     versions: dict[str, str]

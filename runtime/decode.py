@@ -14,14 +14,15 @@ import numpy as np
 
 from profiles.errors import BadInput
 from profiles.policy import CompiledPolicy, PolicySource, Tier
-from runtime.backends.base import Session
+from runtime.backends.base import Rows, Session
 from runtime.drafting import Drafter
 from runtime.output import Output, TextCallback
 from runtime.pair import Pair
 from runtime.policy.accept import accept
 from runtime.policy.compile import compile_policy
 from runtime.policy.controller import Controller
-from runtime.policy.signals import compute
+from runtime.policy.growth import Growth
+from runtime.policy.signals import needs_target, of_round
 from runtime.policy.tree import Pool, Tree, ancestor_mask, padded_size, select
 from runtime.prompts import Prompt
 from runtime.records import Generation, StepRecord
@@ -49,13 +50,14 @@ def generate(
     """
     output = Output(pair.encoder.tokenizer, pair.eos_ids, max_new_tokens, stop_strings, on_text)
     controller = Controller(policy)
-    signal_k = _signal_k(policy, pair)
+    signal_k, ask_target = _signal_k(policy, pair), needs_target(policy)
 
     start = time.perf_counter_ns()
     capacity = len(prompt) + max_new_tokens + policy.verify_sizes[-1]
     positions = len(prompt) + max_new_tokens + policy.max_depth
     target, rows = pair.target.open(prompt, capacity, positions)
     unseen = rows.argmax().tolist()
+    certainty = rows.top(signal_k)[1][0] if ask_target else None
     target_prefill_ns = time.perf_counter_ns() - start
     drafter = None
     if controller.drafts:
@@ -74,21 +76,24 @@ def generate(
 
     while output.finished is None:
         start = time.perf_counter_ns()
-        position, context, signal, caught_up = len(output.tokens) - 1, target.length + 1, math.nan, 0
+        position, context, signal = len(output.tokens) - 1, target.length + 1, math.nan
 
         # draft: the root distribution gives the signal, the signal gives the tier
-        tier, pool = OFF, Pool()
+        tier, pool, nodes, caught_up = OFF, Pool(), 0, 0
         if drafter is not None:
             caught_up = len(unseen)
-            logprobs = drafter.root_logprobs(unseen)
-            signal = float(compute(policy.signal.kind, logprobs, policy.signal.top_k))
+            signal, tree_signals = of_round(policy, drafter.root_logprobs(unseen), certainty)
             tier = controller.choose(signal, context)
-            pool = drafter.grow(tier)
-        tree = select(pool, tier.nodes, root_token=output.tokens[-1])
+            growth = Growth(policy, tier, tree_signals)
+            pool = drafter.grow(tier, growth)
+            nodes = growth.nodes()
+        tree = select(pool, nodes, root_token=output.tokens[-1])
 
         # verify and accept
-        target_tokens, verify_ns = verify(target, tree, policy.verify_sizes)
-        path, bonus = accept(tree, target_tokens)
+        rows, verify_ns = verify(target, tree, policy.verify_sizes)
+        path, bonus = accept(tree, rows.argmax()[: len(tree)].tolist())
+        if ask_target:
+            certainty = rows.row(path[-1] if path else 0).top(signal_k)[1][0]
 
         # commit: keep accepted rows in both caches, emit
         target.keep(context - 1, [0, *path])
@@ -123,9 +128,9 @@ def generate(
     return generation
 
 
-def verify(target: Session, tree: Tree, verify_sizes: tuple[int, ...]) -> tuple[list[int], int]:
-    """One target pass over a tree, padded to its verify size. Returns the target's token after every node and
-    the time of the pass. Padding nodes see only the root and themselves; nothing sees them."""
+def verify(target: Session, tree: Tree, verify_sizes: tuple[int, ...]) -> tuple[Rows, int]:
+    """One target pass over a tree, padded to its verify size. Returns its rows, tree nodes first, and the time of
+    the pass. Padding nodes see only the root and themselves; nothing sees them."""
     past, n = target.length, len(tree)
     size = padded_size(n - 1, verify_sizes)
     visible = np.zeros((size, past + size), dtype=np.bool_)
@@ -138,12 +143,13 @@ def verify(target: Session, tree: Tree, verify_sizes: tuple[int, ...]) -> tuple[
     start = time.perf_counter_ns()
     rows = target.forward(tree.tokens + tree.tokens[:1] * (size - n), positions, visible)
     verify_ns = time.perf_counter_ns() - start
-    return rows.argmax()[:n].tolist(), verify_ns
+    return rows, verify_ns
 
 
 def _signal_k(policy: CompiledPolicy, pair: Pair) -> int:
     """Children of the root that are read every round. Raises BadInput when the vocabulary is smaller."""
-    needed = max(policy.max_width, policy.signal.top_k)
+    tree_k = policy.growth.top_k if policy.growth else 0
+    needed = max(policy.max_width, policy.signal.top_k, tree_k)
     if needed > pair.draft.token_limit:
         raise BadInput(f"width and signal k <= vocabulary must hold, got {needed} > {pair.draft.token_limit}")
     return needed

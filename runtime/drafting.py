@@ -6,14 +6,14 @@ distribution) and d - 1 frontier passes. Rows of drafted nodes that get accepted
 
 from __future__ import annotations
 
-import math
 import time
 
 import numpy as np
 
 from profiles.policy import Tier
 from runtime.backends.base import Model, causal
-from runtime.policy.tree import BoolArray, FloatArray, IntArray, Pool, expand
+from runtime.policy.growth import Growth
+from runtime.policy.tree import BoolArray, FloatArray, IntArray, Pool, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 
 
@@ -44,25 +44,28 @@ class Drafter:
         self._committed = self._session.length
         return root_logprobs
 
-    def grow(self, tier: Tier) -> Pool:
-        """Draft the pool of a tier from the last root distribution."""
+    def grow(self, tier: Tier, growth: Growth) -> Pool:
+        """Draft the pool of a tier from the last root distribution; `growth` says after every level if it goes on."""
         pool = Pool()
         if tier.depth == 0:
             return pool
         if self._root is None:
             raise RuntimeError("root_logprobs must be called before grow")
-        width, root_position = tier.width, self._committed - 1
-        stop_logprob = math.log(tier.stop) if tier.stop else -math.inf
+        width, root_position, rule = tier.width, self._committed - 1, tier.draft_rule
         child_tokens, child_logprobs = self._root[0][None, :width], self._root[1][None, :width]
         frontier, scores = [-1], np.zeros(1, dtype=np.float32)
+        own = scores
         visible = np.zeros((1, 0), dtype=np.bool_)
         for depth in range(1, tier.depth + 1):
+            child_logprobs = proposed(rule, depth, scores if rule.cumulative else own, child_logprobs)
             level = expand(scores, child_logprobs)
             indices = pool.add_level(level, child_tokens[level.parents, level.ranks], frontier, depth)
-            frontier, scores = indices[:width], level.scores[:width]
-            if depth == tier.depth or float(scores[0]) < stop_logprob:
+            if not growth.after(depth, level.scores):
                 break
-            visible = descend(visible, level.parents[:width])
+            kept = int(frontier_rows(rule, level.scores))
+            frontier, scores = indices[:kept], level.scores[:kept]
+            own = child_logprobs[level.parents[:kept], level.ranks[:kept]]
+            visible = descend(visible, level.parents[:kept])
             positions = np.full(len(frontier), root_position + depth)
             start = time.perf_counter_ns()
             rows = self._session.forward(

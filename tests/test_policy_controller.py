@@ -34,10 +34,12 @@ def test_controller_follows_the_policy_and_stays_in_its_caps(
     policy = compile_policy(source, VERIFY_SIZES, context_max=100)
     controller = Controller(policy)
     window: deque[int] = deque(maxlen=source.history.window if source.history else 1)
-    state, previous, outside = 1, 0.5, 0
+    state, previous, mean, outside = 1, 0.5, None, 0
     for signal, accepted, context in rounds:
         tier = controller.choose(signal, context)
-        used, previous = (previous, signal) if source.signal.lag else (signal, previous)
+        weight = source.signal.smoothing
+        mean = weight * (signal if mean is None else mean) + (1.0 - weight) * signal
+        used, previous = (previous, mean) if source.signal.lag else (mean, previous)
         if context > 100:
             outside += 1
             assert tier == source.safe

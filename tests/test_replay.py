@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from profiles.errors import EnvelopeError
 from profiles.measurement import CostTable, HostTime, PassTime
 from profiles.policy import PolicySource, Tier
-from profiles.trace_schema import DraftRule, SampleRecord, TraceManifest
+from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
 from runtime.policy.compile import compile_policy
 from tests.fakes import fake_pair, fake_prompt
-from tests.strategies import MAX_DEPTH, VERIFY_SIZES, WIDTHS, sources
+from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
 from tuner.lossless import compare_rounds
 from tuner.outcomes import Record, load_record
 from tuner.replay import Replay
@@ -30,8 +30,8 @@ MANIFEST = TraceManifest(
     backend="fake",
     dtype="float32",
     depth=MAX_DEPTH,
-    rules=tuple(DraftRule(width=width) for width in WIDTHS),
-    signal_top_k=8,
+    rules=recorded_rules(),
+    signal_logprobs=SIGNAL_LOGPROBS,
     versions={},
 )
 

@@ -96,7 +96,7 @@ def test_a_line_over_context_is_recovered_under_load() -> None:
 
 
 def test_every_pass_of_the_grid_is_measured_in_real_rounds() -> None:
-    grid = GridConfig(depth=3, widths=(1, 3), verify_sizes=(1, 2, 4, 8), signal_top_k=8)
+    grid = GridConfig(depth=3, widths=(1, 3), verify_sizes=(1, 2, 4, 8))
     timing = TimingConfig(samples=5, warmup_max=5)
     shares: list[float] = []
     prompts = [(fake_prompt(i, 9), 40) for i in range(3)]

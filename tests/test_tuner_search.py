@@ -9,8 +9,10 @@ import pytest
 from optuna.trial import FixedTrial, TrialState
 
 from profiles.config import GridConfig, SearchConfig
+from profiles.growth import GrowthTree
 from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
-from tests.strategies import MAX_DEPTH, WIDTHS
+from profiles.sage_paper import SagePaper
+from tests.strategies import MAX_DEPTH, SPECIAL_RULES, WIDTHS
 from tests.test_replay import costs, record
 from tuner import yardsticks
 from tuner.outcomes import Record
@@ -19,8 +21,14 @@ from tuner.search import FAILED_REASON, Search
 from tuner.timing import Budget
 
 __all__ = ["record"]
-GRID = GridConfig(depth=MAX_DEPTH, widths=WIDTHS, verify_sizes=(1, 2, 3, 4, 6, 8, 12, 16, 24), signal_top_k=8)
-SETTINGS = SearchConfig(trials=30, signals=("entropy", "one_minus_top1"), max_bins=3)
+GRID = GridConfig(
+    depth=MAX_DEPTH,
+    widths=WIDTHS,
+    verify_sizes=(1, 2, 3, 4, 6, 8, 12, 16, 24),
+    signal_logprobs=8,
+    sage_paper=SagePaper(top_k=8),
+)
+SETTINGS = SearchConfig(trials=30, signals=("entropy", "one_minus_top1"), top_ks=(4, 8), max_bins=3)
 
 
 @pytest.fixture
@@ -107,7 +115,7 @@ def test_the_record_of_a_search_is_reproducible(tmp_path: Path, replay: Replay) 
 
 def test_no_knob_turns_nothing(record: Record) -> None:
     """Each field of a policy, changed alone, changes some replayed round or its time."""
-    low, mid, high = (float(q) for q in np.quantile(record.column("entropy"), (0.35, 0.7, 0.85)))
+    low, mid, high = (float(q) for q in np.quantile(record.signal("entropy", 8), (0.35, 0.7, 0.85)))
     base = PolicySource(
         signal=SignalSpec(top_k=8),
         edges=(low, mid),
@@ -124,11 +132,23 @@ def test_no_knob_turns_nothing(record: Record) -> None:
     changes = {
         "signal.kind": {"signal": base.signal.model_copy(update={"kind": "one_minus_margin"})},
         "signal.lag": {"signal": base.signal.model_copy(update={"lag": 1})},
+        "signal.top_k": {"signal": base.signal.model_copy(update={"top_k": 2})},
+        "signal.smoothing": {"signal": base.signal.model_copy(update={"smoothing": 0.5})},
+        "target's signal": {"signal": base.signal.model_copy(update={"kind": "target_entropy"})},
+        "growth": {"growth": GrowthTree(leaves=(4,))},
         "edges": {"edges": (low, high)},
         "no history": {"history": None},
+        "tier.rule": {"tiers": (*base.tiers[:2], base.tiers[2].model_copy(update={"rule": SPECIAL_RULES[0]}))},
         **{
             f"tier.{field}": {"tiers": (base.tiers[0], tier.model_copy(update={field: value}), base.tiers[2])}
-            for field, value in {"depth": 3, "width": 3, "nodes": 5, "stop": 0.4}.items()
+            for field, value in {
+                "depth": 3,
+                "width": 3,
+                "nodes": 5,
+                "stop": 0.4,
+                "stops": (0.0, 0.4, 0.0),
+                "keep": (0.1, 0.1, 0.2, 0.3),
+            }.items()
         },
         **{
             f"history.{field}": {"history": base.history.model_copy(update={field: value})}
@@ -159,7 +179,7 @@ def test_suggestions_cover_bins_tiers_and_history(tmp_path: Path, replay: Replay
     source = space.suggest(
         FixedTrial(
             {
-                "signal": "one_minus_top1", "bins": 2, "size_0": 0.5, "size_1": 0.5,
+                "signal": "one_minus_top1", "lag": 1, "smoothing": 0.5, "bins": 2, "size_0": 0.5, "size_1": 0.5,
                 "depth_0": 5, "width_0": 0, "nodes_0": 0.99, "stop_0": 0.1,
                 "drop_1": 2, "rise_1": 1, "nodes_1": 0.0, "stop_1": 0.0,
                 "history": True, "history_low": 1.0, "history_gap": 1.0, "history_window": 4,
@@ -169,5 +189,5 @@ def test_suggestions_cover_bins_tiers_and_history(tmp_path: Path, replay: Replay
     )  # fmt: skip
     assert [t.depth for t in source.tiers] == [5, 3] and [t.width for t in source.tiers] == [1, 2]
     assert source.tiers[0].stop == 0.1 and source.history is not None and source.history.window == 4
-    signal = replay.record.column("one_minus_top1")
+    signal = replay.record.signal("one_minus_top1", 2)
     assert 0.3 < (signal < source.edges[0]).mean() < 0.7

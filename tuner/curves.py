@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 
 from profiles.measurement import Curve, CurvePoint
-from profiles.policy import Tier
-from profiles.trace_schema import SIGNAL_COLUMNS
+from profiles.policy import SignalKind, SignalSpec, Tier
 from tuner.outcomes import Record
 from tuner.statistics import clustered_mean, rank_correlation
 
 BINS = 8
+TOP_K = SignalSpec().top_k
+"""k of the entropies that curves show."""
 RESAMPLES = 500
 
 
@@ -27,14 +30,14 @@ def acceptance_curves(record: Record) -> list[Curve]:
     groups += [(name, modality_of == name) for name in sorted(set(modality_of.tolist()))]
     if len(groups) == 2:
         groups = groups[1:]
-    return [_curve(record, signal, name, mine) for signal in SIGNAL_COLUMNS for name, mine in groups]
+    return [_curve(record, signal, name, mine) for signal in get_args(SignalKind) for name, mine in groups]
 
 
-def _curve(record: Record, signal: str, modality: str, mine: np.ndarray) -> Curve:
+def _curve(record: Record, signal: SignalKind, modality: str, mine: np.ndarray) -> Curve:
     tier = reference_tier(record)
-    values = record.column(signal)[mine]
+    values = record.signal(signal, TOP_K)[mine]
     accepted = record.outcome(tier).accepted[mine].astype(np.float64)
-    hit = record.column("draft_top1_hit")[mine].astype(np.float64)
+    hit = (record.column("true_rank") == 0)[mine].astype(np.float64)
     prompt_of = record.sample_of[mine]
     edges = np.unique(np.quantile(values, np.linspace(0, 1, BINS + 1)))
     if len(edges) < 2:

@@ -13,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import LosslessError
+from profiles.growth import Feature, GrowthTree
 from profiles.policy import CompiledPolicy, Tier
 from runtime.backends.base import causal
 from runtime.pair import Pair
+from runtime.policy.growth import log_gate
+from runtime.policy.signals import asked
 from runtime.prompts import Prompt
 from runtime.records import StepRecord
 from tuner.outcomes import Record
@@ -87,7 +90,7 @@ def compare_rounds(
         row = mine[i]
         replayed = (
             int(walk.at[row] - record.start[sample]),
-            policy.tiers[walk.tier_index[row]],
+            policy.tiers[walk.choice[row]],
             int(walk.accepted[row]),
             int(walk.nodes[row]),
             int(walk.levels[row]),
@@ -105,13 +108,29 @@ def _margin(tier: Tier, signal: float, policy: CompiledPolicy, record: Record, a
     side of every cut (the frontier of each level, the node budget)."""
     gaps = [abs(signal - edge) for edge in policy.edges]
     if tier.depth:
-        levels = record.column(f"beam_{tier.width}.pool_scores")[at].reshape(record.manifest.depth, -1)[: tier.depth]
-        levels = levels.astype(np.float64)
-        gaps += [_cut(scores, tier.width) for scores in levels[:-1]]
-        gaps.append(_cut(np.sort(levels.reshape(-1))[::-1], tier.nodes))
-        if tier.stop:
-            gaps += np.abs(levels[:, 0] - math.log(tier.stop)).tolist()
+        draft = record.draft(tier.draft_rule)
+        levels = draft.scores[at, : tier.depth].astype(np.float64)
+        gaps += [_cut(scores, int(rows)) for scores, rows in zip(levels, draft.frontier[at], strict=False) if rows]
+        ranked = np.sort(levels.reshape(-1))[::-1]
+        gaps += [_cut(ranked, size - 1) for size in policy.verify_sizes[1:]] + [_cut(ranked, tier.nodes)]
+        for gates in (tier.gates, tier.keep):
+            for scores, gate in zip(levels, gates, strict=False):
+                gaps += np.abs(scores[np.isfinite(scores)] - log_gate(gate)).tolist()
+        if policy.growth is not None:
+            gaps += _tree_gaps(policy.growth, tier, record, at)
     return min(gaps, default=math.inf)
+
+
+def _tree_gaps(tree: GrowthTree, tier: Tier, record: Record, at: int) -> list[float]:
+    """Distance of everything the decision tree could ask in this round to its thresholds."""
+    signals: dict[Feature, float] = {kind: record.signal(kind, tree.top_k)[at] for kind in asked(tree)}
+    gaps = []
+    for level in range(1, tier.depth + 1):
+        values: dict[Feature, float] = dict(signals)
+        values |= {name: v[at] for name, v in record.draft(tier.draft_rule).level_features(level).items()}
+        pairs = zip(tree.features, tree.thresholds, strict=True)
+        gaps += [abs(float(values[f]) - threshold) for f, threshold in pairs if np.isfinite(values[f])]
+    return gaps
 
 
 def _cut(scores: npt.NDArray[np.float64], kept: int) -> float:

@@ -1,14 +1,7 @@
-"""Outcomes: what one tier does at every recorded position, computed from the trace by array work.
-
-A tier's tree is contained in the deepest recorded tree of its width. The place of the true path's node among
-all candidates of levels 1..D decides whether a node budget reaches it, so acceptance is a comparison of
-integers; nothing is estimated.
-"""
+"""Outcomes: what a round does at every recorded position, computed from the trace by array work."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +10,19 @@ import numpy.typing as npt
 import polars as pl
 
 from profiles.errors import EnvelopeError, ProfileError
-from profiles.policy import SignalSpec, Tier, pool_size
+from profiles.growth import Feature, GrowthTree
+from profiles.policy import DraftRule, SignalKind, Tier
 from profiles.provenance import files_digest
 from profiles.store import read_json
 from profiles.trace_schema import SampleRecord, TraceManifest
+from runtime.policy.signals import asked, compute, is_entropy, of_target
 from tuner.calibration import Split
+from tuner.drafts import Ints, Outcome, RuleRecord
 from tuner.traces import read_part
-
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Per recorded position [N]: accepted draft tokens (bonus excluded), verified nodes, draft passes, and the
-    committed tokens the draft has not seen when the next round starts."""
-
-    accepted: Ints
-    nodes: Ints
-    levels: Ints
-    unseen: Ints
 
 
 class Record:
-    """A trace in memory: all samples' positions one after the other. Outcomes are cached per tier."""
+    """A trace in memory: all samples' positions one after the other. Outcomes are cached."""
 
     def __init__(self, manifest: TraceManifest, samples: list[SampleRecord], frame: pl.DataFrame) -> None:
         self.manifest, self.samples = manifest, samples
@@ -53,8 +36,9 @@ class Record:
         self.context = np.array([s.prompt_tokens for s in samples])[self.sample_of] + frame["position"].to_numpy()
         """Cached rows before the verification pass of a round that starts here (the root is not cached)."""
         self._frame = frame
-        self._places: dict[int, npt.NDArray[np.int32]] = {}
-        self._outcomes: dict[Tier, Outcome] = {}
+        self._drafts: dict[DraftRule, RuleRecord] = {}
+        self._signals: dict[tuple[SignalKind, int], npt.NDArray[np.float64]] = {}
+        self._outcomes: dict[tuple[Tier, GrowthTree | None, tuple[int, ...]], Outcome] = {}
 
     @property
     def context_max(self) -> int:
@@ -68,85 +52,62 @@ class Record:
             dtype=np.int64,
         )
 
-    def column(self, name: str) -> npt.NDArray[np.float64]:
+    def column(self, name: str) -> npt.NDArray[Any]:
         return self._frame[name].to_numpy()
 
-    def signal(self, spec: SignalSpec) -> npt.NDArray[np.float64]:
-        """[N] the signal of every position's root distribution. Raises EnvelopeError for another k."""
-        if spec.kind == "entropy" and spec.top_k != self.manifest.signal_top_k:
-            raise EnvelopeError(
-                f"entropy was recorded with top_k={self.manifest.signal_top_k}, the policy asks for {spec.top_k}"
-            )
-        return self.column(spec.kind)
+    def signal(self, kind: SignalKind, top_k: int) -> npt.NDArray[np.float64]:
+        """[N] a signal where a round starts, without lag or smoothing. Raises EnvelopeError for too large a k."""
+        kept = self.manifest.signal_logprobs
+        if is_entropy(kind) and top_k > kept:
+            raise EnvelopeError(f"top_k <= {kept} recorded log-probabilities must hold, the policy asks for {top_k}")
+        key = (kind, top_k if is_entropy(kind) else 2)
+        if key not in self._signals:
+            column = "target_logprobs" if of_target(kind) else "root_logprobs"
+            self._signals[key] = compute(kind, self.column(column), key[1])
+        return self._signals[key]
 
-    def check_envelope(self, tier: Tier) -> None:
-        """Raises EnvelopeError when the record does not contain the tier's tree."""
-        widths = [rule.width for rule in self.manifest.rules]
-        if tier.depth and (tier.width not in widths or tier.depth > self.manifest.depth):
+    def draft(self, rule: DraftRule) -> RuleRecord:
+        """What was recorded under a drafting rule. Raises EnvelopeError for one that was not recorded."""
+        if rule not in self.manifest.rules:
             raise EnvelopeError(
-                f"tier {tier.label()} is outside the record (widths {widths}, depth <= {self.manifest.depth}); "
+                f"drafting rule {rule.stem()} is outside the record ({[r.stem() for r in self.manifest.rules]}); "
                 "profile again with a larger grid"
             )
+        if rule not in self._drafts:
+            columns = {name: self.column(f"{rule.stem()}.{name}") for name in RuleRecord.COLUMNS}
+            self._drafts[rule] = RuleRecord(rule, self.manifest.depth, columns)
+        return self._drafts[rule]
 
-    def outcome(self, tier: Tier) -> Outcome:
-        """The tier at every position at once."""
-        found = self._outcomes.get(tier)
+    def outcome(self, tier: Tier, verify_sizes: tuple[int, ...] = (), growth: GrowthTree | None = None) -> Outcome:
+        """A tier at every position at once. `verify_sizes` matter to tiers with `keep` and to growth trees only.
+
+        Raises EnvelopeError when the record does not contain the tier's tree.
+        """
+        key = (tier, growth, verify_sizes if tier.keep or growth else ())
+        found = self._outcomes.get(key)
         if found is None:
-            found = self._outcomes[tier] = self._compute(tier)
+            found = self._outcomes[key] = self._compute(tier, verify_sizes, growth)
         return found
 
-    def _compute(self, tier: Tier) -> Outcome:
-        n = self.positions
+    def _compute(self, tier: Tier, verify_sizes: tuple[int, ...], growth: GrowthTree | None) -> Outcome:
         if tier.depth == 0:
-            zeros = np.zeros(n, dtype=np.int64)
-            return Outcome(zeros, zeros, np.ones(n, dtype=np.int64), np.ones(n, dtype=np.int64))
-        self.check_envelope(tier)
-        drafted = self._drafted_levels(tier)
-        places = self._places_of(tier.width)
-        at = np.arange(n)
-        alive, accepted = np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.int64)
-        for level in range(1, tier.depth + 1):
-            place = places[at, level - 1, drafted - 1]
-            alive &= (place >= 0) & (place < tier.nodes)
-            accepted += alive
-        in_frontier = self._array(tier.width, "in_frontier")
-        expanded = (accepted < drafted) & in_frontier[at, np.maximum(accepted, 1) - 1]
-        unseen = 1 + ((accepted > 0) & ~expanded)
-        pools = np.array([pool_size(d, tier.width) for d in range(tier.depth + 1)])
-        return Outcome(accepted, np.minimum(tier.nodes, pools[drafted]), drafted, unseen.astype(np.int64))
+            zeros, ones = np.zeros(self.positions, dtype=np.int64), np.ones(self.positions, dtype=np.int64)
+            return Outcome(zeros, zeros, ones, ones, ())
+        if tier.depth > self.manifest.depth:
+            raise EnvelopeError(
+                f"tier {tier.label()} is outside the record (depth <= {self.manifest.depth}); profile again with a "
+                "larger grid"
+            )
+        if tier.keep and not verify_sizes:
+            raise ValueError(f"tier {tier.label()} is sized by its verify sizes, none were given")
+        draft = self.draft(tier.draft_rule)
+        drafted, nodes = draft.grown(tier, verify_sizes, growth, self._tree_signals(growth))
+        return draft.outcome(drafted, nodes)
 
-    def _drafted_levels(self, tier: Tier) -> Ints:
-        """Levels drafted before `stop` ended it: the first level whose best frontier score is below log(stop)."""
-        levels = np.full(self.positions, tier.depth, dtype=np.int64)
-        if tier.stop == 0.0:
-            return levels
-        best = self._array(tier.width, "frontier_best")[:, : tier.depth].astype(np.float64)
-        stopped = best < math.log(tier.stop)
-        return np.where(stopped.any(axis=1), stopped.argmax(axis=1) + 1, levels)
-
-    def _places_of(self, width: int) -> npt.NDArray[np.int32]:
-        """[N, level, D] place of the true path's node of `level` among all candidates of levels 1..D, by score
-        (ties by level, then order within it); -1 where it is absent or D is smaller than its level."""
-        if width not in self._places:
-            pool = self._array(width, "pool_scores").reshape(self.positions, self.manifest.depth, -1)
-            score, own = self._array(width, "score"), self._array(width, "rank_in_level")
-            depth = self.manifest.depth
-            places = np.full((self.positions, depth, depth), -1, dtype=np.int32)
-            for level in range(depth):
-                before = own[:, level].astype(np.int64)
-                mine = score[:, level, None]
-                for earlier in range(level):
-                    before = before + (pool[:, earlier] >= mine).sum(axis=1)
-                present = own[:, level] >= 0
-                for last in range(level, depth):
-                    if last > level:
-                        before = before + (pool[:, last] > mine).sum(axis=1)
-                    places[:, level, last] = np.where(present, before, -1)
-            self._places[width] = places
-        return self._places[width]
-
-    def _array(self, width: int, name: str) -> npt.NDArray[Any]:
-        return self.column(f"beam_{width}.{name}")
+    def _tree_signals(self, growth: GrowthTree | None) -> dict[Feature, npt.NDArray[np.float64]]:
+        if growth is None:
+            return {}
+        return {kind: self.signal(kind, growth.top_k) for kind in asked(growth)}
 
 
 def load_record(folder: Path) -> Record:

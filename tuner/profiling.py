@@ -12,9 +12,8 @@ import numpy as np
 from profiles.config import TuneConfig
 from profiles.errors import BadInput, Inconclusive
 from profiles.measurement import CostTable, Curve
-from profiles.policy import SignalSpec
 from profiles.registry import PairSpec
-from profiles.trace_schema import DraftRule, TraceManifest
+from profiles.trace_schema import TraceManifest
 from runtime.pair import Pair
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
@@ -88,8 +87,8 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
         backend=pair.target.backend,
         dtype=pair.target.dtype,
         depth=config.grid.depth,
-        rules=tuple(DraftRule(width=width) for width in config.grid.widths),
-        signal_top_k=config.grid.signal_top_k,
+        rules=config.grid.rules(),
+        signal_logprobs=config.grid.signal_logprobs,
         versions={k: v for k, v in versions().items() if k in ("torch", "transformers", "onnxruntime")},
     )
 
@@ -141,7 +140,7 @@ def _measure(
     ]
     grid = config.grid
     contexts = cost_measuring.context_grid(int(record.context.min()), int(record.context.max()), grid.contexts)
-    edge = float(np.median(record.signal(SignalSpec(kind="one_minus_top1"))))
+    edge = float(np.median(record.signal("one_minus_top1", 2)))
     policies = cost_measuring.covering_policies(grid, edge, record.context_max)
     with progress.task("timing rounds", 100) as advance:
         passed = 0.0

@@ -7,48 +7,23 @@ rounds it returns are those of live decoding (tested round for round).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import EnvelopeError
-from profiles.measurement import PASS_KINDS, CostTable, PassKind
-from profiles.policy import CompiledPolicy, HistorySpec, Tier
-from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID
+from profiles.measurement import CostTable
+from profiles.policy import CompiledPolicy, HistorySpec
+from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID, smoothed
+from tuner.cost_model import CostModel, Floats, cold_extra
 from tuner.costs import CATCH_UP_SIZES
-from tuner.outcomes import Ints, Outcome, Record
+from tuner.drafts import Ints, Outcome
+from tuner.outcomes import Record
+from tuner.round_table import RoundTable
 
-Floats = npt.NDArray[np.float64]
-_Step = tuple[Ints, Ints, Ints, Ints]
-"""(running samples, their positions, their tiers, committed tokens the draft has not seen) of one step."""
-
-
-class CostModel:
-    """Interpolates a cost table over context; sizes are never interpolated, contexts never extrapolated."""
-
-    def __init__(self, table: CostTable) -> None:
-        self.table = table
-        self._contexts = np.array(table.contexts(), dtype=np.float64)
-        self._ns: dict[tuple[str, int], Floats] = {
-            (kind, n): np.array(
-                [p.time_ns for p in sorted(table.passes, key=lambda p: p.context) if (p.kind, p.n) == (kind, n)]
-            )
-            for kind in PASS_KINDS
-            for n in table.sizes(kind)
-        }
-
-    def pass_ns(self, kind: PassKind, n: int, context: Ints) -> Floats:
-        """[...] time of a pass of n tokens over `context` cached rows. Raises EnvelopeError outside the table."""
-        curve = self._ns.get((kind, n))
-        if curve is None:
-            raise EnvelopeError(f"{kind} passes of {n} tokens were not measured; have {self.table.sizes(kind)}")
-        if context.size and (context.min() < self._contexts[0] or context.max() > self._contexts[-1]):
-            raise EnvelopeError(
-                f"contexts {context.min()}..{context.max()} leave the measured "
-                f"{self._contexts[0]:.0f}..{self._contexts[-1]:.0f}"
-            )
-        times: Floats = np.interp(context, self._contexts, curve)
-        return times
+_Step = tuple[Ints, Ints, Ints, Ints, Ints]
+"""(running samples, their positions, their kinds of round, what was chosen, tokens the draft has not seen)."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +34,8 @@ class Walk:
     """Sample of each round (index into the record)."""
     at: Ints
     """Recorded position (row of the record) where each round starts."""
-    tier_index: Ints
-    """Tier of each round (index into the policy's tiers)."""
+    choice: Ints
+    """What each round was: an index into the policy's tiers, or the number of a registered kind of round."""
     accepted: Ints
     nodes: Ints
     levels: Ints
@@ -78,53 +53,33 @@ class Walk:
         return self.tokens / self.rounds
 
 
-class _TierTable:
-    """Arrays [tiers, positions] of every tier that was ever replayed, so that a policy is a few gathers."""
+class Agent(Protocol):
+    """A rule that decides from what its earlier rounds did, over outputs in their order."""
 
-    NAMES = ("following", "unseen", "accepted", "nodes", "levels")
+    def begin(self) -> None:
+        """Called before each output."""
 
-    def __init__(self, positions: int) -> None:
-        self._positions = positions
-        self._row_of: dict[tuple[Tier, tuple[int, ...]], int] = {}
-        self._ints = {name: np.empty((8, positions), dtype=np.int64) for name in self.NAMES}
-        self._time_ns = np.empty((8, positions))
+    def choose(self, at: int) -> int:
+        """The registered kind of round to make at a recorded position."""
 
-    def row(self, tier: Tier, verify_sizes: tuple[int, ...]) -> int | None:
-        return self._row_of.get((tier, verify_sizes))
-
-    def add(self, tier: Tier, verify_sizes: tuple[int, ...], ints: dict[str, Ints], time_ns: Floats) -> int:
-        row = len(self._row_of)
-        if row == len(self._time_ns):
-            self._ints = {name: np.concatenate([old, np.empty_like(old)]) for name, old in self._ints.items()}
-            self._time_ns = np.concatenate([self._time_ns, np.empty_like(self._time_ns)])
-        for name in self.NAMES:
-            self._ints[name][row] = ints[name]
-        self._time_ns[row] = time_ns
-        self._row_of[tier, verify_sizes] = row
-        return row
-
-    def ints(self, name: str, rows: Ints, at: Ints) -> Ints:
-        return self._ints[name].reshape(-1).take(rows * self._positions + at)
-
-    def time_ns(self, rows: Ints, at: Ints) -> Floats:
-        return self._time_ns.reshape(-1).take(rows * self._positions + at)
+    def observe(self, row: int, accepted: int, time_ns: float) -> None:
+        """Told after every round, its time with the catch-up pass included."""
 
 
 class Replay:
-    """A record, a cost model, and the per-tier arrays that policies share."""
+    """A record, a cost model, and the rounds that policies share."""
 
     def __init__(self, record: Record, costs: CostTable) -> None:
         self.record, self.costs = record, CostModel(costs)
-        self._tiers = _TierTable(record.positions)
-        host = costs.host
-        self._host = host
+        self.host = host = costs.host
+        self.rounds = RoundTable(record.end[record.sample_of])
         context = record.context
         self._plain_ns = self.costs.pass_ns("plain", 1, context) + host.plain_ns
         self._plain_ns += cold_extra(host.plain_cold_ns, np.arange(len(context)) - record.start[record.sample_of])
-        self._catch_up_ns = np.stack(
+        self.catch_up_ns: Floats = np.stack(
             [np.zeros_like(self._plain_ns)] + [self.costs.pass_ns("catch_up", n, context) for n in CATCH_UP_SIZES]
         )
-        self._end_of = record.end[record.sample_of]
+        """[1 + sizes, N] time of the catch-up pass by the number of tokens that the draft has not seen."""
 
     def plain_time_ns(self, samples: Ints) -> Floats:
         """[len(samples)] time of plain decoding of the same tokens: one round per recorded position."""
@@ -138,6 +93,22 @@ class Replay:
         walk = self.walk(policy, samples)
         return float(self.plain_time_ns(samples).sum() / walk.time_ns.sum())
 
+    def register(self, outcome: Outcome, verify_sizes: tuple[int, ...]) -> int:
+        """Make any kind of round walkable; returns its number for `walk_chosen` and `walk_agent`."""
+        return self.rounds.add(outcome, self.round_ns(outcome, verify_sizes))
+
+    def rows_of(self, policy: CompiledPolicy) -> Ints:
+        """[tiers] the kind of round of each tier of a policy."""
+        rows = []
+        for tier in policy.tiers:
+            key = (tier, policy.growth, policy.verify_sizes)
+            row = self.rounds.find(key)
+            if row is None:
+                outcome = self.record.outcome(tier, policy.verify_sizes, policy.growth)
+                row = self.rounds.add(outcome, self.round_ns(outcome, policy.verify_sizes), key)
+            rows.append(row)
+        return np.array(rows)
+
     def walk(self, policy: CompiledPolicy, samples: Ints) -> Walk:
         """Rounds of the policy over `samples`. Raises EnvelopeError when the record or the table cannot say."""
         record = self.record
@@ -146,113 +117,121 @@ class Replay:
                 f"the record reaches context {record.context_max}, the policy was compiled for {policy.context_max}"
             )
         if not policy.drafts():
-            return self._plain_walk(policy, samples)
-        rows = np.array([self._row(tier, policy.verify_sizes) for tier in policy.tiers])
-        static = policy.history is None and not policy.signal.lag
-        visited = self._walk_static(policy, samples, rows) if static else self._walk_state(policy, samples, rows)
-        who, at, chosen, unseen = (np.concatenate(column) for column in zip(*visited, strict=True))
-        order = np.argsort(who, kind="stable")  # rounds were collected step by step over all samples
-        who, at, chosen, unseen = who[order], at[order], chosen[order], unseen[order]
-        row = rows[chosen]
-        first = np.searchsorted(who, who, side="left")
-        cold_ns = cold_extra(self._host.draft_cold_ns, np.arange(len(who)) - first)
-        return Walk(
-            samples=samples[who],
-            at=at,
-            tier_index=chosen,
-            accepted=self._tiers.ints("accepted", row, at),
-            nodes=self._tiers.ints("nodes", row, at),
-            levels=self._tiers.ints("levels", row, at),
-            time_ns=self._tiers.time_ns(row, at) + self._catch_up_ns[unseen, at] + cold_ns,
-            tokens=int((record.end - record.start)[samples].sum()),
-        )
+            return self.walk_plain(samples)
+        rows = self.rows_of(policy)
+        if policy.history is not None or policy.signal.has_state:
+            return self._walk_state(policy, samples, rows)
+        chosen = np.array(policy.table)[np.searchsorted(policy.edges, self._signal(policy), side="right"), MID]
+        return self._walk_chosen(rows[chosen], chosen, samples)
 
-    def _walk_static(self, policy: CompiledPolicy, samples: Ints, rows: Ints) -> list[_Step]:
-        """Without history or lag a position's tier is known beforehand: the walk is a chain of look-ups."""
+    def walk_plain(self, samples: Ints) -> Walk:
+        """Plain decoding: no draft pass and one round per token."""
+        record = self.record
+        at = np.concatenate([np.arange(record.start[i], record.end[i]) for i in samples])
+        zeros = np.zeros(len(at), dtype=np.int64)
+        return Walk(record.sample_of[at], at, zeros, zeros, zeros, zeros, self._plain_ns[at], len(at))
+
+    def walk_chosen(self, rows: Ints, samples: Ints) -> Walk:
+        """Rounds when every position has its own kind of round, `rows` [N]."""
+        return self._walk_chosen(rows, rows, samples)
+
+    def walk_agent(self, agent: Agent, samples: Ints) -> Walk:
+        """Rounds of a rule that learns from its rounds: outputs one after the other, in the order of `samples`."""
+        table, catch_up, cold = self.rounds, self.catch_up_ns, self.host.draft_cold_ns
+        steps: list[tuple[int, int, int, int]] = []
+        for i, sample in enumerate(samples.tolist()):
+            agent.begin()
+            at, unseen, number = int(self.record.start[sample]), 1, 0
+            while at < self.record.positions:
+                row = agent.choose(at)
+                steps.append((i, at, row, unseen))
+                here = np.array(at)
+                time_ns = float(table.time_ns(np.array(row), here)) + float(catch_up[unseen, at])
+                time_ns += cold[number] if number < len(cold) else 0.0
+                agent.observe(row, int(table.ints("accepted", np.array(row), here)), time_ns)
+                unseen, at = (int(table.ints(name, np.array(row), here)) for name in ("unseen", "following"))
+                number += 1
+        who, at_all, row_all, unseen_all = np.array(steps, dtype=np.int64).T
+        return self._assembled([(who, at_all, row_all, row_all, unseen_all)], samples)
+
+    def _walk_chosen(self, row_of: Ints, choice: Ints, samples: Ints) -> Walk:
+        """A position's round is known beforehand: the walk is a chain of look-ups."""
         everywhere = np.arange(self.record.positions)
-        chosen = np.array(policy.table)[self._bins(policy), MID]
-        following = self._tiers.ints("following", rows[chosen], everywhere)
-        unseen_after = self._tiers.ints("unseen", rows[chosen], everywhere)
+        following = self.rounds.ints("following", row_of, everywhere)
+        unseen_after = self.rounds.ints("unseen", row_of, everywhere)
         who, cur = np.arange(len(samples)), self.record.start[samples]
         unseen, steps = np.ones(len(samples), dtype=np.int64), []
         while len(who):
-            steps.append((who, cur, chosen[cur], unseen))
+            steps.append((who, cur, row_of[cur], choice[cur], unseen))
             unseen, cur = unseen_after[cur], following[cur]
             alive = cur < self.record.positions
             if not alive.all():
                 who, cur, unseen = who[alive], cur[alive], unseen[alive]
-        return steps
+        return self._assembled(steps, samples)
 
-    def _walk_state(self, policy: CompiledPolicy, samples: Ints, rows: Ints) -> list[_Step]:
+    def _walk_state(self, policy: CompiledPolicy, samples: Ints, rows: Ints) -> Walk:
         """The controller's state decides: every step asks the table for the samples that are still running."""
-        bins, table = self._bins(policy), np.array(policy.table)
+        table, edges = np.array(policy.table), np.array(policy.edges)
         drafting = np.array([tier.depth > 0 for tier in policy.tiers])
-        lag = policy.signal.lag
+        lag, smoothing = policy.signal.lag, policy.signal.smoothing
+        signal = self._signal(policy)
         state = _HistoryState(policy.history, len(samples))
-        previous = np.full(len(samples), np.searchsorted(policy.edges, FIRST_LAGGED_SIGNAL, side="right"))
         who, cur = np.arange(len(samples)), self.record.start[samples]
+        mean, previous = signal[cur], np.full(len(samples), FIRST_LAGGED_SIGNAL)
         unseen, steps = np.ones(len(samples), dtype=np.int64), []
         while len(who):
-            here = bins[cur]
-            chosen = table[previous if lag else here, state.values]
-            steps.append((who, cur, chosen, unseen))
+            here = signal[cur]
+            if smoothing:
+                here = mean = smoothed(mean, here, smoothing)
+            chosen = table[np.searchsorted(edges, previous if lag else here, side="right"), state.values]
             row = rows[chosen]
-            state.observe(self._tiers.ints("accepted", row, cur), drafting[chosen])
-            unseen, following = self._tiers.ints("unseen", row, cur), self._tiers.ints("following", row, cur)
+            steps.append((who, cur, row, chosen, unseen))
+            state.observe(self.rounds.ints("accepted", row, cur), drafting[chosen])
+            unseen, following = self.rounds.ints("unseen", row, cur), self.rounds.ints("following", row, cur)
             previous, cur = here, following
             alive = cur < self.record.positions
             if not alive.all():
-                who, cur, unseen, previous = who[alive], cur[alive], unseen[alive], previous[alive]
+                who, cur, unseen, previous, mean = who[alive], cur[alive], unseen[alive], previous[alive], mean[alive]
                 state.keep(alive)
-        return steps
+        return self._assembled(steps, samples)
 
-    def _plain_walk(self, policy: CompiledPolicy, samples: Ints) -> Walk:
-        """A policy that never drafts makes no draft pass and one round per token."""
-        record = self.record
-        at = np.concatenate([np.arange(record.start[i], record.end[i]) for i in samples])
-        zeros = np.zeros(len(at), dtype=np.int64)
-        index = np.full(len(at), policy.table[0][MID])
-        return Walk(record.sample_of[at], at, index, zeros, zeros, zeros, self._plain_ns[at], len(at))
+    def _assembled(self, steps: list[_Step], samples: Ints) -> Walk:
+        who, at, row, choice, unseen = (np.concatenate(column) for column in zip(*steps, strict=True))
+        order = np.argsort(who, kind="stable")  # rounds were collected step by step over all samples
+        who, at, row, choice, unseen = who[order], at[order], row[order], choice[order], unseen[order]
+        first = np.searchsorted(who, who, side="left")
+        cold_ns = cold_extra(self.host.draft_cold_ns, np.arange(len(who)) - first)
+        return Walk(
+            samples=samples[who],
+            at=at,
+            choice=choice,
+            accepted=self.rounds.ints("accepted", row, at),
+            nodes=self.rounds.ints("nodes", row, at),
+            levels=self.rounds.ints("levels", row, at),
+            time_ns=self.rounds.time_ns(row, at) + self.catch_up_ns[unseen, at] + cold_ns,
+            tokens=int((self.record.end - self.record.start)[samples].sum()),
+        )
 
-    def _row(self, tier: Tier, verify_sizes: tuple[int, ...]) -> int:
-        row = self._tiers.row(tier, verify_sizes)
-        if row is None:
-            outcome = self.record.outcome(tier)
-            following = np.arange(self.record.positions) + outcome.accepted + 1
-            following[following >= self._end_of] = self.record.positions  # finished
-            ints = {
-                "following": following,
-                "unseen": outcome.unseen,
-                "accepted": outcome.accepted,
-                "nodes": outcome.nodes,
-                "levels": outcome.levels,
-            }
-            row = self._tiers.add(tier, verify_sizes, ints, self._round_ns(tier, outcome, verify_sizes))
-        return row
+    def round_ns(self, outcome: Outcome, verify_sizes: tuple[int, ...]) -> Floats:
+        """[N] time of a round without its catch-up pass: frontier passes, padded verification, host.
 
-    def _round_ns(self, tier: Tier, outcome: Outcome, verify_sizes: tuple[int, ...]) -> Floats:
-        """[N] time of a round without its catch-up pass: frontier passes, padded verification, host."""
+        A frontier between two measured sizes is charged for the larger.
+        """
         context = self.record.context
-        host = self._host.round_ns + self._host.level_ns * outcome.levels
+        time_ns: Floats = self.host.round_ns + self.host.level_ns * outcome.levels.astype(np.float64)
         sizes = np.array(verify_sizes)[np.searchsorted(verify_sizes, outcome.nodes + 1)]
-        time_ns = host.astype(np.float64)
         for size in np.unique(sizes):
             mine = sizes == size
             time_ns[mine] += self.costs.pass_ns("verify", int(size), context[mine])
-        if tier.depth > 1:
-            time_ns += (outcome.levels - 1) * self.costs.pass_ns("frontier", tier.width, context)
+        for rows, passes in outcome.frontiers:
+            time_ns += passes * self.costs.pass_ns("frontier", self.costs.measured_size("frontier", rows), context)
         return time_ns
 
-    def _bins(self, policy: CompiledPolicy) -> Ints:
+    def _signal(self, policy: CompiledPolicy) -> Floats:
+        """[N] the policy's signal; zeros where it has one bin and asks for none, whatever is on record."""
         if not policy.edges:
-            return np.zeros(self.record.positions, dtype=np.int64)  # no signal is asked
-        return np.searchsorted(policy.edges, self.record.signal(policy.signal), side="right")
-
-
-def cold_extra(extra_ns: tuple[float, ...], index: Ints) -> Floats:
-    """Extra time of the round with this index in its output; nothing once the caches are warm."""
-    padded = np.array([*extra_ns, 0.0])
-    return padded[np.minimum(index, len(extra_ns))]
+            return np.zeros(self.record.positions)
+        return self.record.signal(policy.signal.kind, policy.signal.top_k)
 
 
 class _HistoryState:

@@ -6,6 +6,7 @@ nodes are indices into the recorded grid, so every suggestion can be replayed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,12 +15,15 @@ import numpy.typing as npt
 from profiles.config import GridConfig, SearchConfig
 from profiles.policy import HistorySpec, PolicySource, SignalKind, SignalSpec, Tier
 from runtime.decode import OFF
+from runtime.policy.signals import is_entropy
 from tuner.outcomes import Record
 
 Floats = npt.NDArray[np.float64]
 
 MAX_DROP = 4
 """Most levels that depth may fall from one bin to the next in a monotone policy."""
+MAX_RISE = 2
+"""Most places on the grid that width may rise from one bin to the next in a monotone policy."""
 WINDOWS = (1, 2, 4, 8, 16, 32)
 
 
@@ -45,16 +49,16 @@ class SearchSpace:
     """Policies over a record's grid."""
 
     def __init__(self, grid: GridConfig, search: SearchConfig, record: Record) -> None:
-        self._grid, self._search = grid, search
-        tuned = np.isin(record.sample_of, record.split_samples("tune"))
-        self._signals = {kind: record.signal(self._spec(kind))[tuned] for kind in search.signals}
+        self._grid, self._search, self._record = grid, search, record
+        self._tuned = np.isin(record.sample_of, record.split_samples("tune"))
 
     def suggest(self, trial: Suggester) -> PolicySource:
         """One policy. Raises ValueError (through the models) for a combination that is no policy."""
         grid, search = self._grid, self._search
-        kind: SignalKind = trial.suggest_categorical("signal", list(search.signals))
         bins = trial.suggest_int("bins", 1, search.max_bins)
-        edges = self._edges(trial, kind, bins)
+        # one bin asks no signal: suggesting one would be a knob that turns nothing
+        signal = self._signal(trial) if bins > 1 else SignalSpec()
+        edges = self._edges(trial, signal, bins)
         tiers: list[Tier] = []
         depth, width = grid.depth, 0
         for i in range(len(edges) + 1):
@@ -63,12 +67,12 @@ class SearchSpace:
                 width = trial.suggest_int(f"width_{i}", 0, len(grid.widths) - 1)
             else:
                 depth = max(depth - trial.suggest_int(f"drop_{i}", 0, MAX_DROP), 0)
-                width = min(width + trial.suggest_int(f"rise_{i}", 0, 1), len(grid.widths) - 1)
+                width = min(width + trial.suggest_int(f"rise_{i}", 0, MAX_RISE), len(grid.widths) - 1)
             tiers.append(self._tier(trial, i, depth, grid.widths[width]))
         history = self._history(trial) if search.history else None
         return PolicySource(
             name="tuned",
-            signal=self._spec(kind),
+            signal=signal if edges else SignalSpec(),
             edges=edges,
             tiers=tuple(tiers),
             history=history,
@@ -77,28 +81,64 @@ class SearchSpace:
 
     def single(self, tier: Tier) -> dict[str, Any]:
         """Parameters of a one-tier policy, to enqueue a known policy as a trial."""
-        parameters: dict[str, Any] = {
-            "signal": self._search.signals[0],
-            "bins": 1,
-            "depth_0": tier.depth,
-            "width_0": self._grid.widths.index(tier.width),
-            "nodes_0": self._node_share(tier),
-            "stop_0": tier.stop,
-        }
+        return self.binned(SignalSpec(), [tier])
+
+    def binned(self, signal: SignalSpec, tiers: Sequence[Tier]) -> dict[str, Any]:
+        """Parameters of a policy with these tiers in bins of equal position counts (`equal_edges`).
+
+        Raises ValueError for tiers that the space cannot express (a fall by more than MAX_DROP levels, a width or
+        node count off the grid, a plain first bin).
+        """
+        parameters: dict[str, Any] = {"bins": len(tiers)}
+        if len(tiers) > 1:
+            parameters |= {"signal": signal.kind, "lag": signal.lag, "smoothing": signal.smoothing}
+            if is_entropy(signal.kind):
+                parameters["top_k"] = signal.top_k
+            parameters |= {f"size_{i}": 0.5 for i in range(len(tiers))}
+        depth, width = self._grid.depth, 0
+        for i, tier in enumerate(tiers):
+            at = self._grid.widths.index(tier.width) if tier.depth else width
+            if i == 0 or not self._search.monotone:
+                parameters |= {f"depth_{i}": tier.depth, f"width_{i}": at}
+            else:
+                drop, rise = depth - tier.depth, at - width
+                if not (0 <= drop <= MAX_DROP and 0 <= rise <= MAX_RISE):
+                    raise ValueError(f"bin {i} falls by {drop} levels and rises by {rise} widths, outside the space")
+                parameters |= {f"drop_{i}": drop, f"rise_{i}": rise}
+            if tier.depth:
+                parameters |= {f"nodes_{i}": self._node_share(tier), f"stop_{i}": tier.stop}
+            depth, width = tier.depth, at
         if self._search.history:
             parameters["history"] = False
         return parameters
 
-    def _spec(self, kind: str) -> SignalSpec:
-        return SignalSpec.model_validate({"kind": kind, "top_k": self._grid.signal_top_k})
+    def equal_edges(self, signal: SignalSpec, bins: int) -> tuple[float, ...]:
+        """The edges that `binned` stands for."""
+        return edges_at(self._values(signal), np.arange(1, bins) / bins)
 
-    def _edges(self, trial: Suggester, kind: SignalKind, bins: int) -> tuple[float, ...]:
+    def _signal(self, trial: Suggester) -> SignalSpec:
+        search = self._search
+        kind: SignalKind = trial.suggest_categorical("signal", list(search.signals))
+        fields: dict[str, Any] = {
+            "kind": kind,
+            "lag": trial.suggest_categorical("lag", list(search.lags)),
+            "smoothing": trial.suggest_categorical("smoothing", list(search.smoothings)),
+        }
+        if is_entropy(kind):
+            fields["top_k"] = trial.suggest_categorical("top_k", list(search.top_ks))
+        return SignalSpec(**fields)
+
+    def _values(self, signal: SignalSpec) -> Floats:
+        """The signal at the tuning positions, for quantiles: means of it live on the same scale."""
+        return self._record.signal(signal.kind, signal.top_k)[self._tuned]
+
+    def _edges(self, trial: Suggester, signal: SignalSpec, bins: int) -> tuple[float, ...]:
         """Strictly increasing edges inside (0, 1), at quantiles set by the relative sizes of the bins."""
         if bins == 1:
             return ()
         sizes = np.array([trial.suggest_float(f"size_{i}", 0.05, 1.0) for i in range(bins)])
         shares = np.cumsum(sizes)[:-1] / sizes.sum()
-        return edges_at(self._signals[kind], shares)
+        return edges_at(self._values(signal), shares)
 
     def _tier(self, trial: Suggester, i: int, depth: int, width: int) -> Tier:
         if depth == 0:

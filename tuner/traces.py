@@ -15,14 +15,14 @@ import numpy as np
 import polars as pl
 
 from profiles.errors import BadInput, ProfileError
+from profiles.policy import DraftRule
 from profiles.store import atomic_path, parse, read_json, write_json
-from profiles.trace_schema import SIGNAL_COLUMNS, DraftRule, SampleRecord, TraceManifest
+from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
 from runtime.drafting import descend
 from runtime.pair import Pair
-from runtime.policy.signals import compute
-from runtime.policy.tree import FloatArray, IntArray, expand
+from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 from runtime.records import Generation
 from tuner.calibration import Sample
@@ -105,14 +105,15 @@ class Recorder:
         )
         start = session.length
         rows = session.forward(output[:-1], np.arange(start, start + roots), causal(roots, start))
-        tokens, logprobs = rows.top(max(widest, manifest.signal_top_k))
+        kept = manifest.signal_logprobs
+        tokens, logprobs = rows.top(max(widest, kept))
+        hit = tokens == output[1:, None]
         columns: dict[str, np.ndarray] = {
             "position": np.arange(roots),
-            "remaining": roots - np.arange(roots),
-            "draft_top1_hit": tokens[:, 0] == output[1:],
+            "root_logprobs": logprobs[:, :kept],
+            "target_logprobs": self._target_logprobs(prompt, output, kept),
+            "true_rank": np.where(hit.any(axis=1), hit.argmax(axis=1), -1),
         }
-        for kind in SIGNAL_COLUMNS:
-            columns[kind] = compute(kind, logprobs, manifest.signal_top_k)
         for rule in manifest.rules:
             parts = []
             chunk = max(ROWS_PER_PASS // rule.width, 1)
@@ -123,6 +124,16 @@ class Recorder:
             for name in parts[0]:
                 columns[f"{rule.stem()}.{name}"] = np.concatenate([part[name] for part in parts])
         return columns
+
+    def _target_logprobs(self, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
+        """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
+        roots = len(output) - 1
+        session, first = self._pair.target.open(prompt, len(prompt) + roots)
+        parts = [first.top(kept)[1]]
+        if roots > 1:
+            start, n = session.length, roots - 1
+            parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
+        return np.concatenate(parts)
 
 
 def grow_at(
@@ -135,33 +146,35 @@ def grow_at(
     rule: DraftRule,
     depth: int,
 ) -> dict[str, np.ndarray]:
-    """Grow the beam of `rule` at output positions `at` together; the session holds prompt and output.
+    """Grow the deepest tree of `rule` at output positions `at` together; the session holds prompt and output.
 
-    Shapes: output [T], root_tokens and root_logprobs [T - 1, k]. Returns the beam columns, one row per
-    position. The session keeps the drafted rows; the caller drops them.
+    Shapes: output [T], root_tokens and root_logprobs [T - 1, k]. Returns the rule's columns, one row per
+    position. The session keeps the drafted rows; the caller drops them. Nodes that the rule leaves out of a
+    frontier are run with the others, since trees share a pass, and their children are struck out.
     """
     trees, width = len(at), rule.width
     prefix = session.length
     columns = _empty_columns(trees, width, depth)
     child_tokens, child_logprobs = root_tokens[at, None, :width], root_logprobs[at, None, :width]
-    scores = np.zeros((trees, 1), dtype=np.float32)
+    scores = own = np.zeros((trees, 1), dtype=np.float32)
     visible = np.zeros((trees, 0), dtype=np.bool_)
     prefix_visible = np.arange(prefix) <= (prompt_tokens + at)[:, None]
     true_slot = np.zeros(trees, dtype=np.int64)  # frontier slot of the true path's node, -1 once lost
     tree = np.arange(trees)
     for level in range(1, depth + 1):
+        child_logprobs = proposed(rule, level, scores if rule.cumulative else own, child_logprobs)
         ranked = expand(scores, child_logprobs)
+        rows_kept = frontier_rows(rule, ranked.scores)
         tokens = child_tokens[tree[:, None], ranked.parents, ranked.ranks]
-        true_slot = _note_true_path(
-            columns, level, ranked.parents, ranked.ranks, ranked.scores, tokens, output, at, true_slot, width
-        )
+        true_slot = _note_true_path(columns, level, ranked, tokens, output, at, true_slot, rows_kept)
         candidates = ranked.scores.shape[1]
         columns["pool_scores"][:, level - 1, :candidates] = ranked.scores
-        columns["frontier_best"][:, level - 1] = ranked.scores[:, 0]
         if level == depth:
             break
         frontier = min(width, candidates)
-        scores = ranked.scores[:, :frontier]
+        dropped = np.arange(frontier) >= rows_kept[:, None]
+        scores = np.where(dropped, np.float32(-np.inf), ranked.scores[:, :frontier])
+        own = child_logprobs[tree[:, None], ranked.parents[:, :frontier], ranked.ranks[:, :frontier]]
         before = visible.shape[0] // trees
         slots = ranked.parents[:, :frontier] + before * tree[:, None]
         visible = descend(visible, slots.reshape(-1))
@@ -185,7 +198,6 @@ def _empty_columns(trees: int, width: int, depth: int) -> dict[str, np.ndarray]:
         "score": floats.copy(),
         "sibling_rank": ints.copy(),
         "sibling_probability": floats.copy(),
-        "frontier_best": floats.copy(),
         "pool_scores": np.full((trees, depth, width * width), -np.inf, np.float32),
     }
 
@@ -193,19 +205,18 @@ def _empty_columns(trees: int, width: int, depth: int) -> dict[str, np.ndarray]:
 def _note_true_path(
     columns: dict[str, np.ndarray],
     level: int,
-    parents: IntArray,
-    ranks: IntArray,
-    scores: FloatArray,
+    ranked: Candidates,
     tokens: IntArray,
     output: IntArray,
     at: IntArray,
     true_slot: IntArray,
-    width: int,
+    rows_kept: IntArray,
 ) -> IntArray:
     """Find the output's own token among a level's candidates; returns its frontier slot, -1 when it is lost."""
     ends = at + level >= len(output)
     true_token = np.where(ends, -1, output[np.minimum(at + level, len(output) - 1)])
-    hit = (parents == true_slot[:, None]) & (tokens == true_token[:, None])
+    scores = ranked.scores
+    hit = (ranked.parents == true_slot[:, None]) & (tokens == true_token[:, None]) & np.isfinite(scores)
     present = hit.any(axis=1)
     place = hit.argmax(axis=1)
     tree, i = np.nonzero(present)[0], level - 1
@@ -213,9 +224,9 @@ def _note_true_path(
     columns["matched"] += present
     columns["rank_in_level"][tree, i] = place[tree]
     columns["score"][tree, i] = scores[tree, place[tree]]
-    columns["sibling_rank"][tree, i] = ranks[tree, place[tree]]
+    columns["sibling_rank"][tree, i] = ranked.ranks[tree, place[tree]]
     columns["sibling_probability"][tree, i] = np.exp(scores[tree, place[tree]] - parent_score)
-    in_frontier = present & (place < width)
+    in_frontier = present & (place < rows_kept)
     columns["in_frontier"][:, i] = in_frontier
     return np.where(in_frontier, place, -1)
 

@@ -12,7 +12,7 @@ from profiles.config import GridConfig
 from profiles.policy import CompiledPolicy, PolicySource, Tier
 from runtime.decode import OFF
 from runtime.policy.compile import compile_policy
-from tuner.outcomes import Ints
+from tuner.drafts import Ints
 from tuner.replay import Replay
 
 

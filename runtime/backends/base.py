@@ -48,6 +48,10 @@ class Rows(ABC):
         """Tokens [n, k] and log-probabilities [n, k] (float32), best first. Raises ModelOutputError on NaN."""
 
     @abstractmethod
+    def row(self, i: int) -> Rows:
+        """One row alone, so that reading it costs nothing for the others."""
+
+    @abstractmethod
     def logits(self) -> FloatArray:
         """[n, vocab] float32."""
 
@@ -80,6 +84,9 @@ class NumpyRows(Rows):
         order = np.lexsort((some, -values), axis=-1)
         tokens, values = some[row, order], values[row, order]
         return tokens, np.minimum(values - normaliser[:, None], np.float32(0.0))
+
+    def row(self, i: int) -> Rows:
+        return NumpyRows(self._logits[i : i + 1])
 
     def logits(self) -> FloatArray:
         return self._logits

@@ -36,6 +36,9 @@ class TorchRows(Rows):
         self._check(best.values[:, :1])
         return best.indices.cpu().numpy(), best.values.cpu().numpy()
 
+    def row(self, i: int) -> Rows:
+        return TorchRows(self._logits[i : i + 1])
+
     def logits(self) -> FloatArray:
         return self._logits.float().cpu().numpy()
 

@@ -25,7 +25,19 @@ def shifted(tier: Tier, history: HistorySpec, sign: int) -> Tier:
     else:
         depth = min(tier.depth + history.step, max(history.max_depth, tier.depth))
     nodes = min(max(tier.nodes, depth), pool_size(depth, tier.width))
-    return Tier(depth=depth, width=tier.width, nodes=nodes, stop=tier.stop)
+    return tier.model_copy(
+        update={
+            "depth": depth,
+            "nodes": nodes,
+            "stops": _resized(tier.stops, depth - 1),
+            "keep": _resized(tier.keep, depth),
+        }
+    )
+
+
+def _resized(gates: tuple[float, ...], levels: int) -> tuple[float, ...]:
+    """Gates for another depth: levels that are gone are dropped, new ones repeat the last."""
+    return gates[:levels] + gates[-1:] * (levels - len(gates))
 
 
 def compile_policy(source: PolicySource, verify_sizes: tuple[int, ...], context_max: int) -> CompiledPolicy:
@@ -60,4 +72,5 @@ def compile_policy(source: PolicySource, verify_sizes: tuple[int, ...], context_
         max_width=max(tier.width for tier in tiers),
         max_nodes=max(tier.nodes for tier in tiers),
         context_max=context_max,
+        growth=source.growth,
     )

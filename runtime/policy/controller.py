@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from profiles.policy import CompiledPolicy, HistorySpec, Tier
 
+Value = TypeVar("Value", float, npt.NDArray[np.float64])
 LOW, MID, HIGH = 0, 1, 2
 FIRST_LAGGED_SIGNAL = 0.5
 """What a lagged policy assumes before the first round (SAGE starts at alpha = 0.5)."""
@@ -26,6 +31,11 @@ def next_state(history: HistorySpec, state: int, total: int, count: int) -> int:
     return state
 
 
+def smoothed(mean: Value, value: Value, smoothing: float) -> Value:
+    """The exponential mean after one more value."""
+    return smoothing * mean + (1.0 - smoothing) * value
+
+
 class Controller:
     """Chooses a tier per round from a compiled policy; one instance per generation.
 
@@ -40,7 +50,8 @@ class Controller:
         self._edges = list(policy.edges)
         self._rows = [[policy.tiers[cell] for cell in row] for row in policy.table]
         self._safe = policy.tiers[policy.safe]
-        self._lag = policy.signal.lag
+        self._lag, self._smoothing = policy.signal.lag, policy.signal.smoothing
+        self._mean: float | None = None
         self._previous_signal = FIRST_LAGGED_SIGNAL
         self._state = MID
         self._window: deque[int] = deque(maxlen=policy.history.window if policy.history else 1)
@@ -48,6 +59,9 @@ class Controller:
 
     def choose(self, signal: float, context: int) -> Tier:
         """The tier of this round. `context` counts the committed tokens, prompt included."""
+        if self._smoothing:
+            before = signal if self._mean is None else self._mean
+            signal = self._mean = smoothed(before, signal, self._smoothing)
         if self._lag:
             signal, self._previous_signal = self._previous_signal, signal
         if context > self.policy.context_max:

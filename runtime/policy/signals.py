@@ -1,4 +1,4 @@
-"""Signals: scalars of the draft's root distribution, each in [0, 1] and rising with uncertainty.
+"""Signals: scalars of a next-token distribution, each in [0, 1] and rising with uncertainty.
 
 `entropy` is the normalised top-k entropy H_k / log k, that is 1 - confidence of SAGE (arXiv 2602.00523,
 Eq 7-9): the k best probabilities are renormalised, H_k is taken in nats.
@@ -7,11 +7,13 @@ Eq 7-9): the k best probabilities are renormalised, H_k is taken in nats.
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from profiles.policy import SignalKind
+from profiles.growth import Feature, GrowthTree
+from profiles.policy import CompiledPolicy, SignalKind
 
 Array = npt.NDArray[np.floating]
 
@@ -31,11 +33,49 @@ def entropy(top_logprobs: Array, top_k: int) -> npt.NDArray[np.float64]:
     return value
 
 
+def of_target(kind: SignalKind) -> bool:
+    """True for a signal of the target's distribution at the bonus token, False for one of the draft's root."""
+    return kind == "target_entropy"
+
+
+def is_entropy(kind: SignalKind) -> bool:
+    """True for a signal that depends on `top_k`."""
+    return kind in ("entropy", "target_entropy")
+
+
 def compute(kind: SignalKind, top_logprobs: Array, top_k: int) -> npt.NDArray[np.float64]:
-    """One signal from sorted log-probabilities [..., >= max(2, k)]; returns [...]."""
-    if kind == "entropy":
+    """One signal from sorted log-probabilities [..., >= max(2, k)] of the model it belongs to; returns [...]."""
+    if is_entropy(kind):
         return entropy(top_logprobs, top_k)
     top = np.exp(np.asarray(top_logprobs[..., :2], dtype=np.float64))
     value = 1.0 - top[..., 0] if kind == "one_minus_top1" else 1.0 - (top[..., 0] - top[..., 1])
     clipped: npt.NDArray[np.float64] = np.clip(value, 0.0, 1.0)
     return clipped
+
+
+def asked(tree: GrowthTree | None) -> list[SignalKind]:
+    """The signals that a growth tree asks about."""
+    return [kind for kind in get_args(SignalKind) if tree is not None and kind in tree.features]
+
+
+def needs_target(policy: CompiledPolicy) -> bool:
+    """True when a decision of the policy depends on the target's distribution at the bonus token."""
+    return any(of_target(kind) for kind in (policy.signal.kind, *asked(policy.growth)))
+
+
+def of_round(
+    policy: CompiledPolicy, draft_logprobs: Array, target_logprobs: Array | None
+) -> tuple[float, dict[Feature, float]]:
+    """The policy's own signal, and those that its growth tree asks, from sorted log-probabilities [k] of the draft's
+    root distribution and of the target at the bonus token (needed only if `needs_target`)."""
+
+    def value(kind: SignalKind, top_k: int) -> float:
+        source = target_logprobs if of_target(kind) else draft_logprobs
+        if source is None:
+            raise ValueError(f"signal '{kind}' needs the target's log-probabilities")
+        return float(compute(kind, source, top_k))
+
+    tree = policy.growth
+    return value(policy.signal.kind, policy.signal.top_k), {
+        kind: value(kind, tree.top_k) for kind in asked(tree) if tree is not None
+    }

@@ -6,19 +6,52 @@ order is the live order. Scores are cumulative log-probabilities in float32 ever
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from profiles.policy import DraftRule
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
+def proposed(rule: DraftRule, level: int, parent_logprobs: FloatArray, child_logprobs: FloatArray) -> FloatArray:
+    """The children that a rule lets a frontier propose; the others become -inf.
+
+    `parent_logprobs` [..., F] of the frontier's nodes, their own or, for a cumulative rule, along their path;
+    `child_logprobs` [..., F, W], each row sorted best first. Returns [..., F, W].
+    """
+    if rule.kind != "tapered":
+        return child_logprobs
+    allowed = np.ones(child_logprobs.shape, dtype=np.bool_)
+    if level > 1:
+        limit = rule.width / level * (0.5 + np.exp(parent_logprobs))
+        if rule.rounding != "none":
+            limit = {"floor": np.floor, "nearest": np.rint, "ceil": np.ceil}[rule.rounding](limit)
+        allowed &= np.arange(child_logprobs.shape[-1]) < limit[..., None]
+    if rule.own_floor:
+        allowed &= np.exp(child_logprobs) > rule.own_floor * level
+    return np.where(allowed, child_logprobs, np.float32(-np.inf))
+
+
+def frontier_rows(rule: DraftRule, scores: FloatArray) -> IntArray:
+    """How many of a level's candidates [..., C], sorted best first, form its frontier; returns [...]."""
+    best = scores[..., : rule.width]
+    alive = np.isfinite(best)
+    if rule.kind == "margin":
+        alive &= best >= best[..., :1] + np.float32(math.log(rule.mu))
+    rows: IntArray = alive.sum(axis=-1)
+    return rows
+
+
 class Candidates(NamedTuple):
-    """The candidates of one level, best first. Leading axes are trees."""
+    """The candidates of one level, best first. Leading axes are trees; those that a rule forbids are -inf, at the
+    end of an array of many trees, and left out of the arrays of a single one."""
 
     scores: FloatArray
     """[..., C] cumulative log-probability."""
@@ -38,15 +71,19 @@ def expand(frontier_scores: FloatArray, child_logprobs: FloatArray) -> Candidate
     width = child_logprobs.shape[-1]
     flat = scores.reshape(*scores.shape[:-2], -1)
     order = np.argsort(-flat, axis=-1, kind="stable")
+    ordered = -np.sort(-flat, axis=-1, kind="stable")
+    if flat.ndim == 1 and len(flat) and np.isneginf(ordered[-1]):
+        alive = int(np.isfinite(ordered).sum())
+        order, ordered = order[:alive], ordered[:alive]
     parents, ranks = np.divmod(order, width)
-    return Candidates(-np.sort(-flat, axis=-1, kind="stable"), parents, ranks)
+    return Candidates(ordered, parents, ranks)
 
 
 @dataclass
 class Pool:
     """Every candidate that a round drafted, level by level; within a level best first.
 
-    `parents` are pool indices, -1 for the root. The first `width` candidates of a level are its frontier.
+    `parents` are pool indices, -1 for the root. The first candidates of a level are its frontier.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -57,7 +94,7 @@ class Pool:
     """Pool indices that went through the draft, in the order of their cache rows."""
 
     def add_level(self, level: Candidates, tokens: IntArray, frontier: list[int], depth: int) -> list[int]:
-        """Append one level (arrays [C]); returns the pool indices of its candidates."""
+        """Append one level (arrays [C], none of them -inf); returns the pool indices of its candidates."""
         start = len(self.tokens)
         self.tokens += tokens.tolist()
         self.parents += [frontier[slot] for slot in level.parents.tolist()]

@@ -1,0 +1,39 @@
+"""Older profiles, read as today's. A migration changes how decisions are written, never what they are.
+
+Integrity is proven on the document as it was saved, before it is touched: `saved_digests` needs no schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from profiles.policy_profile import DECISION_KEYS, DIGEST_KEYS, SCHEMA_VERSION
+from profiles.provenance import digest
+
+Document = dict[str, Any]
+
+
+def saved_digests(raw: Document) -> dict[str, str]:
+    """The digests that the content of a profile of any version gives, under the names it stores them by."""
+    decisions = {key: value for key, value in raw.items() if key in DECISION_KEYS}
+    rest = {key: value for key, value in raw.items() if key not in (*DECISION_KEYS, *DIGEST_KEYS)}
+    return {"digest": digest(decisions), "evidence_digest": digest(rest)}
+
+
+def migrated(raw: Document) -> Document:
+    """The document in today's schema. A version without a migration is returned as it is, for the parser to refuse."""
+    version = raw.get("schema_version")
+    while isinstance(version, int) and version < SCHEMA_VERSION and version in _STEPS:
+        raw = {**_STEPS[version](raw), "schema_version": version + 1}
+        version += 1
+    return raw
+
+
+def _smoothing_gates_and_growth(raw: Document) -> Document:
+    """1 to 2: smoothed signals, gates by level, drafting rules and growth trees came; all were absent before, which
+    is what their defaults say."""
+    return raw
+
+
+_STEPS: dict[int, Callable[[Document], Document]] = {1: _smoothing_gates_and_growth}
