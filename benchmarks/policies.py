@@ -9,9 +9,10 @@ import numpy as np
 from profiles.config import GridConfig
 from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
 from profiles.policy import HistorySpec, PolicySource, SignalKind, SignalSpec, Tier
+from runtime.decode import OFF
 from tuner.outcomes import Record
 from tuner.space import edges_at
-from tuner.yardsticks import plain, static_policy
+from tuner.yardsticks.single import static_policy
 
 
 def _tier(depth: int, width: int, nodes: int, stop: float = 0.0) -> Tier:
@@ -24,7 +25,7 @@ def exactness_policies(record: Record) -> list[PolicySource]:
     fixed += [_tier(1, 2, 1), _tier(1, 3, 3), _tier(2, 2, 4), _tier(2, 3, 7), _tier(3, 2, 6), _tier(3, 3, 12)]
     fixed += [_tier(5, 2, 11), _tier(5, 3, 15), _tier(6, 2, 15), _tier(6, 3, 15), _tier(6, 3, 6)]
     fixed += [_tier(6, 1, 6, stop=0.5), _tier(6, 2, 15, stop=0.2), _tier(6, 3, 15, stop=0.05)]
-    named = [plain()] + [static_policy(f"tier {tier.label()}", tier) for tier in fixed]
+    named = [static_policy("plain", OFF)] + [static_policy(f"tier {tier.label()}", tier) for tier in fixed]
     ladder = (_tier(6, 1, 6), _tier(5, 2, 9), _tier(3, 3, 11), _tier(1, 3, 3))
     for kind in get_args(SignalKind):
         signal = SignalSpec.model_validate({"kind": kind, "top_k": 10})

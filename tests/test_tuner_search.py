@@ -14,11 +14,12 @@ from profiles.policy import HistorySpec, PolicySource, SignalSpec, Tier
 from profiles.sage_paper import SagePaper
 from tests.strategies import MAX_DEPTH, SPECIAL_RULES, WIDTHS
 from tests.test_replay import costs, record
-from tuner import yardsticks
 from tuner.outcomes import Record
 from tuner.replay import Replay
 from tuner.search import FAILED_REASON, Search
 from tuner.timing import Budget
+from tuner.yardsticks.base import Arena, compiled
+from tuner.yardsticks.single import best_static, stopping_tiers
 
 __all__ = ["record"]
 GRID = GridConfig(
@@ -41,9 +42,8 @@ def search(tmp_path: Path, replay: Replay, settings: SearchConfig = SETTINGS) ->
 
 
 def baselines(replay: Replay) -> list[Tier]:
-    tune = replay.record.split_samples("tune")
-    static, _ = yardsticks.best_single("s", yardsticks.static_tiers(GRID), replay, tune, GRID)
-    return [static.tiers[0], *yardsticks.stopping_tiers(static.tiers[0], (0.1, 0.3))]
+    static = best_static(Arena(replay, GRID)).source.tiers[0]
+    return [static, *stopping_tiers(static, (0.1, 0.3))]
 
 
 def test_known_policies_are_the_first_trials(tmp_path: Path, replay: Replay) -> None:
@@ -166,7 +166,7 @@ def test_no_knob_turns_nothing(record: Record) -> None:
     replay, everyone = Replay(record, costs()), np.arange(len(record.samples))
 
     def outcome(source: PolicySource) -> tuple[float, int]:
-        walk = replay.walk(yardsticks.compiled(source, GRID, replay), everyone)
+        walk = replay.walk(compiled(source, GRID, replay), everyone)
         return float(walk.time_ns.sum()), int((walk.at * walk.nodes).sum())
 
     expected = outcome(base)

@@ -6,6 +6,7 @@ rounds it returns are those of live decoding (tested round for round).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import EnvelopeError
+from profiles.growth import GrowthTree
 from profiles.measurement import CostTable
-from profiles.policy import CompiledPolicy, HistorySpec
+from profiles.policy import CompiledPolicy, HistorySpec, Tier
 from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID, smoothed
 from tuner.cost_model import CostModel, Floats, cold_extra
 from tuner.costs import CATCH_UP_SIZES
@@ -51,6 +53,18 @@ class Walk:
     def acceptance_length(self) -> float:
         """Tokens per round, bonus included."""
         return self.tokens / self.rounds
+
+    def time_by_sample(self, samples: Ints) -> Floats:
+        """[len(samples)] time of each sample's rounds."""
+        total = np.bincount(self.samples, weights=self.time_ns, minlength=int(samples.max(initial=0)) + 1)
+        return total[samples].astype(np.float64)
+
+    @staticmethod
+    def joined(walks: Sequence[Walk]) -> Walk:
+        """Walks over disjoint samples as one."""
+        arrays = ("samples", "at", "choice", "accepted", "nodes", "levels", "time_ns")
+        columns = {name: np.concatenate([getattr(walk, name) for walk in walks]) for name in arrays}
+        return Walk(**columns, tokens=sum(walk.tokens for walk in walks))
 
 
 class Agent(Protocol):
@@ -99,15 +113,16 @@ class Replay:
 
     def rows_of(self, policy: CompiledPolicy) -> Ints:
         """[tiers] the kind of round of each tier of a policy."""
-        rows = []
-        for tier in policy.tiers:
-            key = (tier, policy.growth, policy.verify_sizes)
-            row = self.rounds.find(key)
-            if row is None:
-                outcome = self.record.outcome(tier, policy.verify_sizes, policy.growth)
-                row = self.rounds.add(outcome, self.round_ns(outcome, policy.verify_sizes), key)
-            rows.append(row)
-        return np.array(rows)
+        return np.array([self.row_of(tier, policy.verify_sizes, policy.growth) for tier in policy.tiers])
+
+    def row_of(self, tier: Tier, verify_sizes: tuple[int, ...], growth: GrowthTree | None = None) -> int:
+        """The kind of round that a tier makes. Raises EnvelopeError when the record does not contain it."""
+        key = (tier, growth, verify_sizes)
+        row = self.rounds.find(key)
+        if row is None:
+            outcome = self.record.outcome(tier, verify_sizes, growth)
+            row = self.rounds.add(outcome, self.round_ns(outcome, verify_sizes), key)
+        return row
 
     def walk(self, policy: CompiledPolicy, samples: Ints) -> Walk:
         """Rounds of the policy over `samples`. Raises EnvelopeError when the record or the table cannot say."""
@@ -152,7 +167,7 @@ class Replay:
                 unseen, at = (int(table.ints(name, np.array(row), here)) for name in ("unseen", "following"))
                 number += 1
         who, at_all, row_all, unseen_all = np.array(steps, dtype=np.int64).T
-        return self._assembled([(who, at_all, row_all, row_all, unseen_all)], samples)
+        return self.assembled([(who, at_all, row_all, row_all, unseen_all)], samples)
 
     def _walk_chosen(self, row_of: Ints, choice: Ints, samples: Ints) -> Walk:
         """A position's round is known beforehand: the walk is a chain of look-ups."""
@@ -167,7 +182,7 @@ class Replay:
             alive = cur < self.record.positions
             if not alive.all():
                 who, cur, unseen = who[alive], cur[alive], unseen[alive]
-        return self._assembled(steps, samples)
+        return self.assembled(steps, samples)
 
     def _walk_state(self, policy: CompiledPolicy, samples: Ints, rows: Ints) -> Walk:
         """The controller's state decides: every step asks the table for the samples that are still running."""
@@ -193,9 +208,10 @@ class Replay:
             if not alive.all():
                 who, cur, unseen, previous, mean = who[alive], cur[alive], unseen[alive], previous[alive], mean[alive]
                 state.keep(alive)
-        return self._assembled(steps, samples)
+        return self.assembled(steps, samples)
 
-    def _assembled(self, steps: list[_Step], samples: Ints) -> Walk:
+    def assembled(self, steps: list[_Step], samples: Ints) -> Walk:
+        """A walk from its steps, in any order as long as each sample's rounds come in theirs."""
         who, at, row, choice, unseen = (np.concatenate(column) for column in zip(*steps, strict=True))
         order = np.argsort(who, kind="stable")  # rounds were collected step by step over all samples
         who, at, row, choice, unseen = who[order], at[order], row[order], choice[order], unseen[order]

@@ -27,7 +27,7 @@ from profiles.provenance import digest
 from tuner.replay import Replay
 from tuner.space import SearchSpace
 from tuner.timing import Budget
-from tuner.yardsticks import compiled
+from tuner.yardsticks.base import compiled
 
 SAMPLER_SETTINGS: dict[str, Any] = {
     "multivariate": True,

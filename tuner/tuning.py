@@ -10,11 +10,9 @@ import numpy as np
 from profiles.config import TuneConfig
 from profiles.errors import Inconclusive
 from profiles.measurement import PolicyResult
-from profiles.policy import PolicySource
 from profiles.policy_profile import PolicyProfile
 from profiles.store import PROFILE_SUFFIX, save_profile, write_json
 from runtime.pair import Pair
-from tuner import yardsticks
 from tuner.calibration import Sample, Split
 from tuner.confirm import Arm, Comparison, Job, compare, winner
 from tuner.freeze import Decision, freeze
@@ -25,8 +23,10 @@ from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 from tuner.search import Search
 from tuner.timing import Budget
+from tuner.yardsticks.base import Arena, TablePolicy
+from tuner.yardsticks.single import PLAIN, STATIC, best_chain, best_static, plain, stopping_tiers
 
-PLAIN, CHAIN, STATIC, TUNED = "plain", "best chain", "best static tier", "tuned"
+TUNED = "tuned"
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,17 @@ def tune(
     Raises Inconclusive when the budget ends before every arm ran on three prompts of each held-out split.
     """
     record, table, curves = load_record(run.trace), run.costs(), run.curves()
-    replay, grid = Replay(record, table), config.grid
+    replay = Replay(record, table)
+    arena = Arena(replay, config.grid)
     samples = {sample.id: sample for sample in samples_of(config, pair.spec)}
 
-    chain, static, search, trials = _search(config, run, replay, budget, progress)
+    chain, static, search, trials = _search(config, run, arena, budget, progress)
     finalists = [
-        Arm(f"{TUNED} {i + 1}", c.source, yardsticks.compiled(c.source, grid, replay))
+        Arm(f"{TUNED} {i + 1}", c.source, arena.compiled(c.source))
         for i, c in enumerate(search.candidates(4 * config.confirm.finalists))
-        if yardsticks.compiled(c.source, grid, replay).verdict() == "adaptive"
+        if arena.compiled(c.source).verdict() == "adaptive"
     ][: config.confirm.finalists]
-    fixed = [Arm(s.name, s, yardsticks.compiled(s, grid, replay)) for s in (yardsticks.plain(), chain, static)]
+    fixed = [Arm(p.name, p.source, p.policy) for p in (plain(arena), chain, static)]
 
     limits = config.confirm
     choosing = _jobs(pair, record, samples, "select", limits.select_prompts)
@@ -89,20 +90,18 @@ def tune(
 
 
 def _search(
-    config: TuneConfig, run: RunFolder, replay: Replay, budget: Budget, progress: Progress
-) -> tuple[PolicySource, PolicySource, Search, int]:
+    config: TuneConfig, run: RunFolder, arena: Arena, budget: Budget, progress: Progress
+) -> tuple[TablePolicy, TablePolicy, Search, int]:
     """The best chain, the best static tier, the finished study and its number of trials."""
-    grid, tune = config.grid, replay.record.split_samples("tune")
-    chains, statics = yardsticks.chain_tiers(grid), yardsticks.static_tiers(grid)
     with progress.task("replaying yardsticks", 2) as advance:
-        chain, _ = yardsticks.best_single(CHAIN, chains or statics, replay, tune, grid)
+        static = best_static(arena)
         advance(1)
-        static, _ = yardsticks.best_single(STATIC, statics, replay, tune, grid)
+        chain = best_chain(arena) or static
         advance(1)
     key = {"trace": trace_digest(run.trace), "costs": run.costs().model_dump_json()}
-    search = Search(run.journal, grid, config.search, replay, key)
-    baselines = [chain.tiers[0], static.tiers[0]]
-    baselines += yardsticks.stopping_tiers(static.tiers[0], config.search.stops)
+    search = Search(run.journal, config.grid, config.search, arena.replay, key)
+    baselines = [chain.source.tiers[0], static.source.tiers[0]]
+    baselines += stopping_tiers(static.source.tiers[0], config.search.stops)
     with progress.task("searching policies", config.search.trials) as advance:
         trials = search.run(baselines, Budget(budget.left_s / 2), lambda done, best: advance(1))
     return chain, static, search, trials

@@ -1,0 +1,112 @@
+"""What every yardstick is: a named rule, fitted on the tuning prompts of a record, that can be walked over any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from profiles.config import GridConfig
+from profiles.policy import CompiledPolicy, PolicySource
+from runtime.policy.compile import compile_policy
+from tuner.actions import ActionTable
+from tuner.drafts import Ints
+from tuner.replay import Agent, Replay, Walk
+
+
+@dataclass(frozen=True)
+class Arena:
+    """One record, one cost table, one grid of tiers: the same for all, so that nobody has a larger budget."""
+
+    replay: Replay
+    grid: GridConfig
+
+    @cached_property
+    def tune(self) -> Ints:
+        """Samples that a yardstick may be fitted on."""
+        return self.replay.record.split_samples("tune")
+
+    @cached_property
+    def actions(self) -> ActionTable:
+        return ActionTable(self.replay, self.grid)
+
+    def compiled(self, source: PolicySource) -> CompiledPolicy:
+        return compiled(source, self.grid, self.replay)
+
+    def speedup(self, walk: Walk, samples: Ints) -> float:
+        return float(self.replay.plain_time_ns(samples).sum() / walk.time_ns.sum())
+
+
+def compiled(source: PolicySource, grid: GridConfig, replay: Replay) -> CompiledPolicy:
+    """Compile for the grid's verify sizes and the record's contexts."""
+    return compile_policy(source, grid.verify_sizes, replay.record.context_max)
+
+
+class Contestant(Protocol):
+    """A fitted yardstick or policy."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def detail(self) -> str:
+        """Its fitted parameters, for a table."""
+
+    def walk(self, samples: Ints) -> Walk:
+        """Its rounds over samples of the record."""
+
+
+Fit = Callable[[Arena], Contestant | None]
+"""Fits a yardstick on the arena's tuning prompts; None when the grid has no room for it."""
+
+
+@dataclass(frozen=True)
+class TablePolicy:
+    """A policy that the runtime can run as it is."""
+
+    name: str
+    source: PolicySource
+    arena: Arena = field(repr=False)
+
+    @cached_property
+    def policy(self) -> CompiledPolicy:
+        return self.arena.compiled(self.source)
+
+    @property
+    def detail(self) -> str:
+        return " | ".join(dict.fromkeys(tier.label() for tier in self.source.tiers))
+
+    def walk(self, samples: Ints) -> Walk:
+        return self.arena.replay.walk(self.policy, samples)
+
+
+@dataclass(frozen=True)
+class PositionRule:
+    """A rule whose round depends on the position alone: `rows` [N] are registered kinds of round."""
+
+    name: str
+    detail: str
+    rows: Ints = field(repr=False)
+    arena: Arena = field(repr=False)
+
+    def walk(self, samples: Ints) -> Walk:
+        return self.arena.replay.walk_chosen(self.rows, samples)
+
+
+@dataclass(frozen=True)
+class LearningRule:
+    """A rule that learns while it decodes: a fresh agent for every walk, outputs in order."""
+
+    name: str
+    detail: str
+    agent: Callable[[], Agent] = field(repr=False)
+    arena: Arena = field(repr=False)
+
+    def walk(self, samples: Ints) -> Walk:
+        return self.arena.replay.walk_agent(self.agent(), samples)
+
+
+def best_of(contestants: list[Contestant], arena: Arena) -> Contestant:
+    """The fastest on the tuning prompts. `best` means this everywhere."""
+    return max(contestants, key=lambda found: arena.speedup(found.walk(arena.tune), arena.tune))
