@@ -51,7 +51,7 @@ class RuleRecord:
         """[N, D, width^2] cumulative log-probabilities of a level's candidates, best first, -inf where none is."""
         self.true_score: npt.NDArray[np.float32] = columns["score"]
         """[N, D] of the output's own path, NaN where it was not drafted."""
-        self._rank_in_level, self._in_frontier = columns["rank_in_level"], columns["in_frontier"]
+        self.rank_in_level, self._in_frontier = columns["rank_in_level"], columns["in_frontier"]
         self._places: npt.NDArray[np.int32] | None = None
         self._everywhere = np.arange(self.positions)
         candidates = np.isfinite(self.scores).sum(axis=2).cumsum(axis=1)
@@ -67,11 +67,11 @@ class RuleRecord:
         if self._places is None:
             places = np.full((self.positions, self.depth, self.depth), -1, dtype=np.int32)
             for level in range(self.depth):
-                before = self._rank_in_level[:, level].astype(np.int64)
+                before = self.rank_in_level[:, level].astype(np.int64)
                 mine = self.true_score[:, level, None]
                 for earlier in range(level):
                     before = before + (self.scores[:, earlier] >= mine).sum(axis=1)
-                present = self._rank_in_level[:, level] >= 0
+                present = self.rank_in_level[:, level] >= 0
                 for last in range(level, self.depth):
                     if last > level:
                         before = before + (self.scores[:, last] > mine).sum(axis=1)

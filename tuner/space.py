@@ -112,6 +112,17 @@ class SearchSpace:
             parameters["history"] = False
         return parameters
 
+    def may_follow(self, before: Tier, after: Tier) -> bool:
+        """Whether a policy may hold these tiers in neighbouring bins."""
+        if not self._search.monotone:
+            return True
+        widths = self._grid.widths
+        # a plain step drafts nothing and leaves the width as it was, so nothing but a plain step may follow it
+        if before.depth == 0 or after.depth == 0:
+            return after.depth == 0 and before.depth <= MAX_DROP
+        drop, rise = before.depth - after.depth, widths.index(after.width) - widths.index(before.width)
+        return 0 <= drop <= MAX_DROP and 0 <= rise <= MAX_RISE
+
     def equal_edges(self, signal: SignalSpec, bins: int) -> tuple[float, ...]:
         """The edges that `binned` stands for."""
         return edges_at(self._values(signal), np.arange(1, bins) / bins)
