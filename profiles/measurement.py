@@ -132,13 +132,23 @@ class Curve(Frozen):
 
 
 class PolicyResult(Frozen):
-    """One row of the final table: a policy replayed on the record and, for finalists, measured live."""
+    """One row of the final table: a policy or yardstick replayed on the record and, for finalists, measured live."""
 
     name: str
     tiers: tuple[str, ...]
+    """Labels of its tiers, or the fitted parameters of a rule that is no table."""
     verdict: Literal["adaptive", "static", "off"]
+    kind: Literal["policy", "rule", "bound"] = "policy"
+    """A `policy` can run live as it is, a `rule` is only replayed, a `bound` knows what nobody can know."""
     acceptance_length: float
     """Tokens per round, bonus included."""
     rounds: int
     speedup_replayed: float
+    """Time of plain decoding over its own, for all prompts together."""
+    speedup_interval: Interval | None = None
+    """The same, replayed, with its interval over prompts."""
+    gain_over_static: Interval | None = None
+    """Replayed time of the best static tier over its own."""
+    share_of_oracle: Interval | None = None
+    """Replayed time of the oracle over its own; 1 minus this is the regret."""
     speedup_measured: Interval | None = None

@@ -75,6 +75,8 @@ class Evidence(Frozen):
     cost_ratio: float
     curves: tuple[Curve, ...]
     results: tuple[PolicyResult, ...]
+    shipped_name: str
+    """Which of `results` ships."""
     speedup: Interval
     """Measured speedup of the shipped policy over plain decoding, on prompts that neither search nor selection saw."""
     request_speedup: Interval

@@ -74,6 +74,7 @@ def sample_profile() -> PolicyProfile:
                     speedup_measured=TWO,
                 ),
             ),
+            shipped_name="tuned",
             speedup=TWO,
             request_speedup=TWO,
             gain_over_static=Interval(median=1.1, low=1.05, high=1.15, mark="measured", prompts=40),

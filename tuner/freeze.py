@@ -67,6 +67,7 @@ def freeze(
             cost_ratio=table.cost_ratio(),
             curves=curves,
             results=decision.results,
+            shipped_name=row.name,
             speedup=decision.speedup,
             request_speedup=decision.request_speedup,
             gain_over_static=decision.gain_over_static,

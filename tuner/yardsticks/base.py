@@ -74,8 +74,15 @@ class TablePolicy:
         return self.arena.compiled(self.source)
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """Its distinct tiers, and its growth tree."""
+        growth = self.source.growth
+        tiers = dict.fromkeys(tier.label() for tier in self.source.tiers)
+        return (*tiers, *([f"tree of {len(growth.leaves)} leaves"] if growth else []))
+
+    @property
     def detail(self) -> str:
-        return " | ".join(dict.fromkeys(tier.label() for tier in self.source.tiers))
+        return " | ".join(self.labels)
 
     def walk(self, samples: Ints) -> Walk:
         return self.arena.replay.walk(self.policy, samples)

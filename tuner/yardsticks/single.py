@@ -16,7 +16,7 @@ from runtime.decode import OFF
 from tuner.actions import grid_tiers
 from tuner.yardsticks.base import Arena, TablePolicy
 
-PLAIN, CHAIN, STATIC = "plain", "best chain", "best static tier"
+PLAIN, CHAIN, STATIC = "plain", "best chain", "best static"
 
 
 def static_policy(name: str, tier: Tier) -> PolicySource:
