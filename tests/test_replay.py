@@ -100,6 +100,8 @@ def test_live_rounds_are_replayed_rounds(record: Record, source: PolicySource, w
     walk = Replay(record, costs()).walk(policy, np.array([sample]))
     comparison = compare_rounds(live.rounds, policy, walk, sample, record)
     assert comparison.equal == comparison.rounds == len(live.rounds)
+    for step in live.rounds:
+        assert step.levels <= max(policy.max_depth, 1) and step.nodes <= min(step.tier.nodes, policy.max_nodes)
 
 
 @given(sources())
