@@ -44,7 +44,8 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
         record = load_record(Path(folder))
     replay = Replay(record, made_up_costs(GRID, (0, int(record.context.max()))))
     by_id = {sample.id: sample for sample in samples}
-    sources = exactness_policies(record)[:policy_limit]
+    paper = GRID.sage_paper.source(GRID.depth, GRID.widths, GRID.max_nodes)
+    sources = [*exactness_policies(record), paper][:policy_limit]
     policies = [compile_policy(s, GRID.verify_sizes, record.context_max) for s in sources]
     everyone = np.arange(len(record.samples))
     walks = [replay.walk(policy, everyone[record.end > record.start]) for policy in policies]
