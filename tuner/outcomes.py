@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +17,8 @@ import polars as pl
 
 from profiles.errors import EnvelopeError, ProfileError
 from profiles.policy import SignalSpec, Tier, pool_size
-from profiles.provenance import files_digest
-from profiles.store import read_json
 from profiles.trace_schema import SampleRecord, TraceManifest
 from tuner.calibration import Split
-from tuner.traces import read_part
 
 Ints = npt.NDArray[np.int64]
 
@@ -147,25 +143,3 @@ class Record:
 
     def _array(self, width: int, name: str) -> npt.NDArray[Any]:
         return self.column(f"beam_{width}.{name}")
-
-
-def load_record(folder: Path) -> Record:
-    """Read a trace folder. Raises ProfileError when it is missing, empty or damaged."""
-    manifest = read_json(folder / "manifest.json", TraceManifest)
-    paths = sorted((folder / "parts").glob("*.parquet"))
-    if not paths:
-        raise ProfileError(f"{folder} holds no recorded sample")
-    samples, frames = [], []
-    for path in paths:
-        sample, frame = read_part(path)
-        samples.append(sample)
-        if len(frame):
-            frames.append(frame)
-    if not frames:
-        raise ProfileError(f"no sample of {folder} has a single round (all outputs are one token long)")
-    return Record(manifest, samples, pl.concat(frames))
-
-
-def trace_digest(folder: Path) -> str:
-    """Digest of a record: its manifest and every part."""
-    return files_digest([folder / "manifest.json", *sorted((folder / "parts").glob("*.parquet"))], folder)

@@ -20,11 +20,12 @@ from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
 from tuner.machine import Device, fingerprint, versions
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder
 from tuner.timing import Budget
-from tuner.traces import Recorder, part_path
+from tuner.trace_store import load_record, part_path
+from tuner.traces import Recorder
 
 COST_PROMPTS = 8
 """Prompts of the rounds that costs are measured on."""

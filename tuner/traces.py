@@ -7,15 +7,13 @@ in the deepest tree of their width, which is why replay is exact. Columns: `prof
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from profiles.errors import BadInput, ProfileError
-from profiles.store import atomic_path, parse, read_json, write_json
+from profiles.store import read_json, write_json
 from profiles.trace_schema import SIGNAL_COLUMNS, DraftRule, SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
@@ -27,10 +25,10 @@ from runtime.prompts import Prompt
 from runtime.records import Generation
 from tuner.calibration import Sample
 from tuner.timing import Budget
+from tuner.trace_store import part_path, write_part
 
 ROWS_PER_PASS = 96
 """Drafted rows of a recording pass. More rows share a pass's overhead, but its mask grows with their square."""
-METADATA_KEY = "sage_tune.sample"
 
 
 class Recorder:
@@ -73,7 +71,7 @@ class Recorder:
                     skipped.append(str(error))
                     on_sample(sample)
                     continue
-                _write_part(path, record, columns)
+                write_part(path, record, columns)
             on_record += 1
             on_sample(sample)
         return on_record, skipped
@@ -218,34 +216,6 @@ def _note_true_path(
     in_frontier = present & (place < width)
     columns["in_frontier"][:, i] = in_frontier
     return np.where(in_frontier, place, -1)
-
-
-def part_path(folder: Path, sample_id: str) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in sample_id)
-    return folder / "parts" / f"{safe}.parquet"
-
-
-def _write_part(path: Path, record: SampleRecord, columns: dict[str, np.ndarray]) -> None:
-    frame = pl.DataFrame(
-        {
-            name: pl.Series(name, column.reshape(len(column), -1) if column.ndim > 2 else column)
-            for name, column in columns.items()
-        }
-    )
-    with atomic_path(path) as temporary:
-        frame.write_parquet(temporary, compression="zstd", metadata={METADATA_KEY: record.model_dump_json()})
-
-
-def read_part(path: Path) -> tuple[SampleRecord, pl.DataFrame]:
-    """One sample's record. Raises ProfileError when the part is damaged or is not ours."""
-    try:
-        metadata = pl.read_parquet_metadata(path)
-        frame = pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ProfileError(f"{path} cannot be read ({error}); delete it and profile again to record it") from error
-    if METADATA_KEY not in metadata:
-        raise ProfileError(f"{path} is not a trace part: its metadata has no '{METADATA_KEY}'")
-    return parse(SampleRecord, json.loads(metadata[METADATA_KEY]), str(path)), frame
 
 
 def _difference(saved: TraceManifest, asked: TraceManifest) -> str:

@@ -18,13 +18,14 @@ from tuner import yardsticks
 from tuner.calibration import Sample, Split
 from tuner.confirm import Arm, Comparison, Job, compare, winner
 from tuner.freeze import Decision, freeze
-from tuner.outcomes import Record, load_record, trace_digest
+from tuner.outcomes import Record
 from tuner.profiling import samples_of
 from tuner.progress import Progress
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 from tuner.search import Search
 from tuner.timing import Budget
+from tuner.trace_store import load_record, trace_digest
 
 PLAIN, CHAIN, STATIC, TUNED = "plain", "best chain", "best static tier", "tuned"
 
