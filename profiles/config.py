@@ -9,9 +9,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
+from profiles.locations import study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, Frozen, SignalKind, pool_size
 from profiles.store import parse, read_toml
 
@@ -95,7 +96,12 @@ class TimingConfig(Frozen):
 class SearchConfig(Frozen):
     """The Optuna study over policies."""
 
+    storage: Annotated[
+        str | None,
+        Field(description="where the study lives: PATH, journal:PATH or postgresql://...; unset is the run folder"),
+    ] = None
     trials: Annotated[int, Field(ge=1, description="trials of the study, the baselines included")] = 400
+    sampler: Annotated[Literal["tpe", "random"], Field(description="how trials are drawn")] = "tpe"
     seed: Annotated[int, Field(ge=0, description="seed of the sampler")] = 7
     signals: Annotated[
         tuple[SignalKind, ...], Field(min_length=1, description="signals the search may choose from")
@@ -106,6 +112,18 @@ class SearchConfig(Frozen):
         tuple[float, ...], Field(min_length=1, description="stop probabilities a tier may use; 0 is none")
     ] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     monotone: Annotated[bool, Field(description="depth may not rise and width may not fall with the signal")] = True
+
+    @field_validator("storage")
+    @classmethod
+    def _known_storage(cls, place: str | None) -> str | None:
+        if place is not None:
+            study_location(place)
+        return place
+
+    @field_serializer("storage")
+    def _storage_to_write_down(self, place: str | None) -> str | None:
+        """A password is used, never stored: not in a run folder, not in a profile, not in a digest."""
+        return None if place is None else without_password(place)
 
 
 class ConfirmConfig(Frozen):
@@ -219,11 +237,13 @@ def to_toml(config: TuneConfig) -> str:
 
 def _write_fields(model: BaseModel, table: str, lines: list[str]) -> None:
     nested: list[tuple[str, BaseModel]] = []
+    written = model.model_dump()
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             nested.append((f"{table}.{name}" if table else name, value))
             continue
+        value = written[name]
         lines.append(f"# {field.description}")
         lines.append(f"# {name} =" if value is None else f"{name} = {_toml_value(value)}")
     for name, child in nested:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from profiles.errors import BadInput, ProfileError
+from profiles.locations import redacted
 from profiles.policy_profile import SCHEMA_VERSION, PolicyProfile
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -120,7 +121,7 @@ def _explain(kind: type[BaseModel], line: Any) -> str:
         near = difflib.get_close_matches(str(line["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f", did you mean '{near[0]}'?" if near else f"; known: {', '.join(sorted(known))}"
         return f"unknown key '{key}'{hint}"
-    shown = repr(line.get("input"))
+    shown = redacted(repr(line.get("input")))
     return f"{key}: {line['msg']} (got {shown if len(shown) < 120 else shown[:117] + '...'})"
 
 
