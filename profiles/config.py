@@ -23,6 +23,10 @@ class DataConfig(Frozen):
     path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
         None
     )
+    trace_url: Annotated[
+        str | None,
+        Field(description="folder of the record: a path or an fsspec URL (s3://...); unset is the run folder"),
+    ] = None
     prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
     skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False

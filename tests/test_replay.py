@@ -20,7 +20,7 @@ from tests.strategies import MAX_DEPTH, VERIFY_SIZES, WIDTHS, sources
 from tuner.lossless import compare_rounds
 from tuner.outcomes import Record
 from tuner.replay import Replay
-from tuner.trace_store import load_record, part_path, write_part
+from tuner.trace_store import load_record
 from tuner.traces import Recorder
 
 PAIR = fake_pair()
@@ -52,7 +52,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation))
+        recorder.store.write(sample, recorder._columns(prompt, generation))
     return load_record(folder)
 
 

@@ -16,13 +16,14 @@ from optuna.trial import FrozenTrial, TrialState
 from profiles.config import SearchConfig
 from profiles.errors import BadInput
 from profiles.policy import CompiledPolicy, PolicySource
+from profiles.store import kernel_lock
 from tests.study_worker import BASELINES, processes, run_worker, small_replay, worker
 from tuner import sampling
 from tuner.replay import Replay
 from tuner.search import FAILED_REASON, WORKER, Search
 from tuner.space import SearchSpace, Suggester
 from tuner.study_import import IMPORTED_FROM, outline
-from tuner.study_storage import Journal, JournalStudy, kernel_lock
+from tuner.study_storage import Journal, JournalStudy
 from tuner.timing import Budget
 
 SETTINGS = SearchConfig(trials=60, signals=("entropy",), max_bins=3)

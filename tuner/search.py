@@ -53,7 +53,7 @@ class Candidate:
 
 
 class Search:
-    """One worker on one study."""
+    """One worker on one study. `ran` counts the trials that it ran itself."""
 
     def __init__(
         self, place: str | Path, grid: GridConfig, search: SearchConfig, replay: Replay, key: dict[str, str]
@@ -79,6 +79,7 @@ class Search:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = f"sage-{self.space_digest[:16]}"
         self.imported = Imported()
+        self.ran = 0
         self._first = 0  # number of the first trial of its own
         self._storage = open_study_storage(place)
         with self._storage.explained():
@@ -103,6 +104,7 @@ class Search:
                 trial = self._claim()
                 if trial is not None:
                     self._evaluate(trial)
+                    self.ran += 1
                 elif not self._own(TrialState.RUNNING):
                     break
                 else:

@@ -26,6 +26,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 
 from profiles.errors import BadInput, HardwareMissing
 from profiles.locations import redacted, study_location
+from profiles.store import kernel_lock
 
 TAIL_BYTES = 1 << 16
 CONNECT_TIMEOUT_S = 15
@@ -68,14 +69,6 @@ def open_study_storage(place: str | Path) -> StudyStorage:
     except ValueError as error:
         raise BadInput(str(error)) from None
     return PostgresStudy(rest) if kind == "postgresql" else JournalStudy(Path(rest))
-
-
-@contextmanager
-def kernel_lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock. The kernel gives it free when its holder ends, however it ends."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 class Journal(BaseJournalBackend):
@@ -185,7 +178,7 @@ class PostgresStudy(StudyStorage):
             # every worker makes the tables that are missing, which PostgreSQL does not bear at the same time
             with self.exclusive("tables"):
                 full = parsed.render_as_string(hide_password=False)
-                self.storage = RDBStorage(full, engine_kwargs={"pool_size": 1, "pool_pre_ping": True})
+                self.storage = RDBStorage(full, engine_kwargs={"pool_size": 1})
         weakref.finalize(self, _hang_up, self._session, self.storage.engine)
 
     @contextmanager

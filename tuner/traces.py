@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from profiles.errors import BadInput, ProfileError
-from profiles.store import read_json, write_json
+from profiles.errors import BadInput
 from profiles.trace_schema import SIGNAL_COLUMNS, DraftRule, SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
@@ -25,25 +24,20 @@ from runtime.prompts import Prompt
 from runtime.records import Generation
 from tuner.calibration import Sample
 from tuner.timing import Budget
-from tuner.trace_store import part_path, write_part
+from tuner.trace_store import TraceStore
 
 ROWS_PER_PASS = 96
 """Drafted rows of a recording pass. More rows share a pass's overhead, but its mask grows with their square."""
 
 
 class Recorder:
-    """Writes one Parquet part per sample into `folder`; parts that are already there are not recorded again."""
+    """Writes one Parquet part per sample; parts that are already there are not recorded again."""
 
-    def __init__(self, pair: Pair, folder: Path, manifest: TraceManifest) -> None:
-        """Raises ProfileError when the folder holds a record made under another manifest."""
-        self._pair, self._folder, self._manifest = pair, folder, manifest
-        path = folder / "manifest.json"
-        if path.exists():
-            saved = read_json(path, TraceManifest)
-            if saved != manifest:
-                raise ProfileError(f"{folder} holds another record: {_difference(saved, manifest)}")
-        else:
-            write_json(path, manifest)
+    def __init__(self, pair: Pair, location: str | Path, manifest: TraceManifest) -> None:
+        """`location` is a folder or a URL. Raises ProfileError when a record made under another manifest lies there."""
+        self._pair, self._manifest = pair, manifest
+        self.store = TraceStore(location)
+        self.store.claim(manifest)
 
     def record_all(
         self,
@@ -57,9 +51,9 @@ class Recorder:
         Returns the number of samples now on record and the reasons of skipped ones.
         """
         on_record, skipped = 0, []
+        missing = set(self.store.missing([sample.id for sample in samples]))
         for sample in samples:
-            path = part_path(self._folder, sample.id)
-            if not path.exists():
+            if sample.id in missing:
                 if budget.expired:
                     break
                 try:
@@ -71,7 +65,7 @@ class Recorder:
                     skipped.append(str(error))
                     on_sample(sample)
                     continue
-                write_part(path, record, columns)
+                self.store.write(record, columns)
             on_record += 1
             on_sample(sample)
         return on_record, skipped
@@ -216,8 +210,3 @@ def _note_true_path(
     in_frontier = present & (place < width)
     columns["in_frontier"][:, i] = in_frontier
     return np.where(in_frontier, place, -1)
-
-
-def _difference(saved: TraceManifest, asked: TraceManifest) -> str:
-    a, b = saved.model_dump(), asked.model_dump()
-    return "; ".join(f"{key} saved {a[key]!r}, asked {b[key]!r}" for key in a if a[key] != b[key])

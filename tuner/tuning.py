@@ -10,7 +10,6 @@ import numpy as np
 from profiles.config import TuneConfig
 from profiles.errors import Inconclusive
 from profiles.measurement import PolicyResult
-from profiles.policy import PolicySource
 from profiles.policy_profile import PolicyProfile
 from profiles.store import PROFILE_SUFFIX, save_profile, write_json
 from runtime.pair import Pair
@@ -19,15 +18,15 @@ from tuner.calibration import Sample, Split
 from tuner.confirm import Arm, Comparison, Job, compare, winner
 from tuner.freeze import Decision, freeze
 from tuner.outcomes import Record
+from tuner.policy_search import STATIC, search_policies
 from tuner.profiling import samples_of
 from tuner.progress import Progress
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
-from tuner.search import Search
 from tuner.timing import Budget
-from tuner.trace_store import load_record, trace_digest
+from tuner.trace_store import load_record
 
-PLAIN, CHAIN, STATIC, TUNED = "plain", "best chain", "best static tier", "tuned"
+PLAIN, TUNED = "plain", "tuned"
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ def tune(
     replay, grid = Replay(record, table), config.grid
     samples = {sample.id: sample for sample in samples_of(config, pair.spec)}
 
-    chain, static, search, trials = _search(config, run, replay, budget, progress)
+    search_share = Budget(budget.left_s / 2)
+    chain, static, search, trials = search_policies(config, run.journal, run.trace, replay, search_share, progress)
     finalists = [
         Arm(f"{TUNED} {i + 1}", c.source, yardsticks.compiled(c.source, grid, replay))
         for i, c in enumerate(search.candidates(4 * config.confirm.finalists))
@@ -87,26 +87,6 @@ def tune(
     sealed = save_profile(profile, path)
     write_json(run.path / "confirm.json", {"select": _raw(selection, record), "report": _raw(report, record)})
     return Tuned(sealed, path, trials, selection, report)
-
-
-def _search(
-    config: TuneConfig, run: RunFolder, replay: Replay, budget: Budget, progress: Progress
-) -> tuple[PolicySource, PolicySource, Search, int]:
-    """The best chain, the best static tier, the finished study and its number of trials."""
-    grid, tune = config.grid, replay.record.split_samples("tune")
-    chains, statics = yardsticks.chain_tiers(grid), yardsticks.static_tiers(grid)
-    with progress.task("replaying yardsticks", 2) as advance:
-        chain, _ = yardsticks.best_single(CHAIN, chains or statics, replay, tune, grid)
-        advance(1)
-        static, _ = yardsticks.best_single(STATIC, statics, replay, tune, grid)
-        advance(1)
-    key = {"trace": trace_digest(run.trace), "costs": run.costs().model_dump_json()}
-    search = Search(run.journal, grid, config.search, replay, key)
-    baselines = [chain.tiers[0], static.tiers[0]]
-    baselines += yardsticks.stopping_tiers(static.tiers[0], config.search.stops)
-    with progress.task("searching policies", config.search.trials) as advance:
-        trials = search.run(baselines, Budget(budget.left_s / 2), lambda done, best: advance(1))
-    return chain, static, search, trials
 
 
 def _jobs(pair: Pair, record: Record, samples: dict[str, Sample], split: Split, limit: int) -> list[Job]:

@@ -1,0 +1,124 @@
+"""The search step of `tune`: yardsticks first, then the study. It can also run on its own, on any machine.
+
+It needs the record and the cost table, no model and no device. So workers anywhere can add trials to one study.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from profiles.config import TuneConfig
+from profiles.locations import redacted
+from profiles.measurement import CostTable
+from profiles.policy import PolicySource
+from tuner import yardsticks
+from tuner.progress import Progress
+from tuner.replay import Replay
+from tuner.run_folder import RunFolder
+from tuner.search import Search
+from tuner.timing import Budget
+from tuner.trace_store import load_record, trace_digest
+
+CHAIN, STATIC = "best chain", "best static tier"
+BYTES_PER_TRIAL = 8_000
+"""Size of a trial in a journal, at most."""
+
+
+def search_policies(
+    config: TuneConfig, journal: Path, trace: str | Path, replay: Replay, budget: Budget, progress: Progress
+) -> tuple[PolicySource, PolicySource, Search, int]:
+    """The best chain, the best static tier, the study and its number of finished trials.
+
+    The study lives in `journal` unless the configuration says otherwise. Other workers may run trials of it too.
+    """
+    grid, tune = config.grid, replay.record.split_samples("tune")
+    chains, statics = yardsticks.chain_tiers(grid), yardsticks.static_tiers(grid)
+    with progress.task("replaying yardsticks", 2) as advance:
+        chain, _ = yardsticks.best_single(CHAIN, chains or statics, replay, tune, grid)
+        advance(1)
+        static, _ = yardsticks.best_single(STATIC, statics, replay, tune, grid)
+        advance(1)
+    key = {"trace": trace_digest(trace), "costs": replay.costs.table.model_dump_json()}
+    search = Search(config.search.storage or journal, grid, config.search, replay, key)
+    baselines = [chain.tiers[0], static.tiers[0]]
+    baselines += yardsticks.stopping_tiers(static.tiers[0], config.search.stops)
+    with progress.task("searching policies", config.search.trials) as advance:
+        shown = 0
+
+        def on_trial(done: int, best: float) -> None:
+            nonlocal shown
+            advance(done - shown)
+            shown = done
+
+        trials = search.run(baselines, budget, on_trial)
+    if search.imported.summary():
+        progress.console.print(search.imported.summary())
+    return chain, static, search, trials
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a search-only worker leaves: a study that has grown."""
+
+    study: str
+    trials: int
+    """Finished trials of the study, whoever ran them."""
+    wanted: int
+    ran: int
+    """Trials that this worker ran."""
+    best: float
+    """Best replayed speedup so far; 0 without a scored trial."""
+
+    def summary(self) -> str:
+        """One line for a person."""
+        return (
+            f"{self.trials} of {self.wanted} trials of study {self.study} are finished, {self.ran} by this worker; "
+            f"best replayed speedup {self.best:.2f}"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The same for a script."""
+        return asdict(self)
+
+
+def search_only(
+    config: TuneConfig,
+    journal: Path,
+    trace: str | Path,
+    table: CostTable,
+    budget: Budget,
+    progress: Progress,
+) -> Contribution:
+    """Run trials of the study and nothing else: needs the record and the cost table, no model and no device."""
+    replay = Replay(load_record(trace), table)
+    _, _, search, trials = search_policies(config, journal, trace, replay, budget, progress)
+    best = max((candidate.speedup_tune for candidate in search.candidates(1)), default=0.0)
+    return Contribution(search.name, trials, config.search.trials, search.ran, best)
+
+
+def plan(config: TuneConfig, run: RunFolder) -> str:
+    """The plan of a `tune` run, with times from the cost table and from replaying the fixed tiers."""
+    record = load_record(run.trace)
+    replay = Replay(record, run.costs())
+    tiers, tune_samples = yardsticks.static_tiers(config.grid), record.split_samples("tune")
+    start = time.monotonic()
+    yardsticks.best_single(STATIC, tiers, replay, tune_samples, config.grid)
+    replay_s = (time.monotonic() - start) / len(tiers)
+    limits, search = config.confirm, config.search
+    choosing = record.split_samples("select")[: limits.select_prompts]
+    reporting = record.split_samples("report")[: limits.report_prompts]
+    plain_ns = (2 + limits.finalists) * replay.plain_time_ns(choosing).sum() + 4 * replay.plain_time_ns(reporting).sum()
+    place = redacted(search.storage) if search.storage else run.journal
+    return "\n".join(
+        [
+            f"plan: tune {run.path}, {len(record.samples)} prompts and {record.positions} positions on record",
+            f"  study of {search.trials} trials ({search.sampler}) in {place}",
+            f"  choose among {limits.finalists} finalists on {len(choosing)} prompts, report on {len(reporting)}",
+            f"estimated: {replay_s * search.trials:.0f} s of replay and the sampler's time, at most "
+            f"{2 * limits.repeats * plain_ns / 60e9:.1f} min of decoding without prefills, "
+            f"{BYTES_PER_TRIAL * search.trials / 1e6:.0f} MB",
+        ]
+    )
