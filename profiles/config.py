@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
-from profiles.locations import study_location, without_password
+from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, Frozen, SignalKind, pool_size
 from profiles.store import parse, read_toml
 
@@ -32,6 +32,13 @@ class DataConfig(Frozen):
     skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False
     tune_share: Annotated[float, Field(gt=0, lt=1, description="share of prompts that the search sees")] = 0.5
     select_share: Annotated[float, Field(gt=0, lt=1, description="share that chooses among finalists")] = 0.2
+
+    @field_validator("trace_url")
+    @classmethod
+    def _no_password(cls, place: str | None) -> str | None:
+        if place is not None and has_password(place):
+            raise ValueError("a password does not belong into a trace URL, which is written down; configure fsspec")
+        return place
 
     @model_validator(mode="after")
     def _something_left(self) -> Self:

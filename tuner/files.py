@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from profiles.errors import BadInput, HardwareMissing, ProfileError
-from profiles.locations import has_password, redacted
+from profiles.locations import redacted
 from profiles.store import atomic_path
 
 WHOLE_OBJECTS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"}
@@ -41,7 +41,8 @@ class Files(ABC):
 
 
 def open_files(location: str | Path) -> Files:
-    """The store of a path or URL. Raises BadInput for a URL that nothing here can open or that has a password."""
+    """The store of a path or URL. Raises BadInput for a URL that nothing can open, HardwareMissing for one whose
+    driver is not installed."""
     text = str(location)
     if text.startswith("file://"):
         return LocalFiles(Path(text.removeprefix("file://")))
@@ -73,14 +74,12 @@ class LocalFiles(Files):
 
 
 class RemoteFiles(Files):
-    """A folder behind a URL. Keys and endpoints come from fsspec's configuration, never from the URL."""
+    """A folder behind a URL. Keys and endpoints come from fsspec's own configuration."""
 
     def __init__(self, url: str) -> None:
         import fsspec
 
         self.location = redacted(url)
-        if has_password(url):
-            raise BadInput(f"{self.location}: a password does not belong into a trace URL, it would be written down")
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except ImportError as error:

@@ -27,12 +27,17 @@ BYTES_PER_TRIAL = 8_000
 """Size of a trial in a journal, at most."""
 
 
+def search_share(budget: Budget) -> Budget:
+    """What the search may take of a command that still has to confirm."""
+    return Budget(budget.left_s / 2)
+
+
 def search_policies(
-    config: TuneConfig, journal: Path, trace: str | Path, replay: Replay, budget: Budget, progress: Progress
+    config: TuneConfig, place: str | Path, trace: str | Path, replay: Replay, budget: Budget, progress: Progress
 ) -> tuple[PolicySource, PolicySource, Search, int]:
     """The best chain, the best static tier, the study and its number of finished trials.
 
-    The study lives in `journal` unless the configuration says otherwise. Other workers may run trials of it too.
+    `place` is where the study lives; other workers may run trials of it too.
     """
     grid, tune = config.grid, replay.record.split_samples("tune")
     chains, statics = yardsticks.chain_tiers(grid), yardsticks.static_tiers(grid)
@@ -42,7 +47,7 @@ def search_policies(
         static, _ = yardsticks.best_single(STATIC, statics, replay, tune, grid)
         advance(1)
     key = {"trace": trace_digest(trace), "costs": replay.costs.table.model_dump_json()}
-    search = Search(config.search.storage or journal, grid, config.search, replay, key)
+    search = Search(place, grid, config.search, replay, key)
     baselines = [chain.tiers[0], static.tiers[0]]
     baselines += yardsticks.stopping_tiers(static.tiers[0], config.search.stops)
     with progress.task("searching policies", config.search.trials) as advance:
@@ -85,16 +90,11 @@ class Contribution:
 
 
 def search_only(
-    config: TuneConfig,
-    journal: Path,
-    trace: str | Path,
-    table: CostTable,
-    budget: Budget,
-    progress: Progress,
+    config: TuneConfig, place: str | Path, trace: str | Path, table: CostTable, budget: Budget, progress: Progress
 ) -> Contribution:
     """Run trials of the study and nothing else: needs the record and the cost table, no model and no device."""
     replay = Replay(load_record(trace), table)
-    _, _, search, trials = search_policies(config, journal, trace, replay, budget, progress)
+    _, _, search, trials = search_policies(config, place, trace, replay, budget, progress)
     best = max((candidate.speedup_tune for candidate in search.candidates(1)), default=0.0)
     return Contribution(search.name, trials, config.search.trials, search.ran, best)
 
@@ -111,11 +111,10 @@ def plan(config: TuneConfig, run: RunFolder) -> str:
     choosing = record.split_samples("select")[: limits.select_prompts]
     reporting = record.split_samples("report")[: limits.report_prompts]
     plain_ns = (2 + limits.finalists) * replay.plain_time_ns(choosing).sum() + 4 * replay.plain_time_ns(reporting).sum()
-    place = redacted(search.storage) if search.storage else run.journal
     return "\n".join(
         [
             f"plan: tune {run.path}, {len(record.samples)} prompts and {record.positions} positions on record",
-            f"  study of {search.trials} trials ({search.sampler}) in {place}",
+            f"  study of {search.trials} trials ({search.sampler}) in {redacted(str(run.study_place(config)))}",
             f"  choose among {limits.finalists} finalists on {len(choosing)} prompts, report on {len(reporting)}",
             f"estimated: {replay_s * search.trials:.0f} s of replay and the sampler's time, at most "
             f"{2 * limits.repeats * plain_ns / 60e9:.1f} min of decoding without prefills, "

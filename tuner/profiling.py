@@ -132,12 +132,17 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
     )
 
 
+def recording_share(budget: Budget) -> Budget:
+    """What recording may take of a command that still has to measure costs."""
+    return Budget(max(budget.left_s - min(COST_RESERVE_S, budget.left_s / 2), 0.0))
+
+
 def profile(
     pair: Pair, config: TuneConfig, device: Device, run: RunFolder, budget: Budget, progress: Progress
 ) -> Profiled:
     """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early."""
     samples = samples_of(config, pair.spec)
-    reserve = Budget(max(budget.left_s - min(COST_RESERVE_S, budget.left_s / 2), 0.0))
+    reserve = recording_share(budget)
     recorder = begin(pair, config, device, run, samples)
     with progress.task("recording traces", len(samples)) as advance:
         done, skipped = recorder.record_all(samples, reserve, config.data.skip_bad, lambda _: advance(1))

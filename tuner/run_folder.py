@@ -45,6 +45,10 @@ class RunFolder:
         begun = (self.path / "config.json").exists()
         return trace_location(self.config(), self.path) if begun else self.path / "trace"
 
+    def study_place(self, config: TuneConfig) -> str | Path:
+        """Where the study lives: in the folder, unless `search.storage` puts it elsewhere."""
+        return config.search.storage or self.journal
+
     def begin(self, config: TuneConfig, pair: PairRecord, machine: Fingerprint) -> None:
         """Claim the folder for these inputs. Raises ProfileError when it belongs to others."""
         saved = self.path / "config.json"

@@ -71,6 +71,17 @@ def open_study_storage(place: str | Path) -> StudyStorage:
     return PostgresStudy(rest) if kind == "postgresql" else JournalStudy(Path(rest))
 
 
+def finished_trials(place: str | Path, study: str) -> int:
+    """How many trials of a study have ended, none when it is not there."""
+    opened = open_study_storage(place)
+    with opened.explained():
+        try:
+            study_id = opened.storage.get_study_id_from_name(study)
+        except KeyError:
+            return 0
+        return sum(trial.state.is_finished() for trial in opened.storage.get_all_trials(study_id, deepcopy=False))
+
+
 class Journal(BaseJournalBackend):
     """Optuna's journal format under a kernel lock.
 

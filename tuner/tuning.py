@@ -18,7 +18,7 @@ from tuner.calibration import Sample, Split
 from tuner.confirm import Arm, Comparison, Job, compare, winner
 from tuner.freeze import Decision, freeze
 from tuner.outcomes import Record
-from tuner.policy_search import STATIC, search_policies
+from tuner.policy_search import STATIC, search_policies, search_share
 from tuner.profiling import samples_of
 from tuner.progress import Progress
 from tuner.replay import Replay
@@ -51,8 +51,9 @@ def tune(
     replay, grid = Replay(record, table), config.grid
     samples = {sample.id: sample for sample in samples_of(config, pair.spec)}
 
-    search_share = Budget(budget.left_s / 2)
-    chain, static, search, trials = search_policies(config, run.journal, run.trace, replay, search_share, progress)
+    chain, static, search, trials = search_policies(
+        config, run.study_place(config), run.trace, replay, search_share(budget), progress
+    )
     finalists = [
         Arm(f"{TUNED} {i + 1}", c.source, yardsticks.compiled(c.source, grid, replay))
         for i, c in enumerate(search.candidates(4 * config.confirm.finalists))
