@@ -27,9 +27,17 @@ from commands.options import (
     DryRun,
     Gpu,
     Json,
+    Merge,
     Model,
     Out,
+    Ray,
+    SearchOnly,
     Set,
+    Shards,
+    ShardText,
+    Storage,
+    TraceUrl,
+    Workers,
     assignments,
     budget_of,
     command_line,
@@ -38,6 +46,7 @@ from commands.options import (
     out,
     print_json,
     progress,
+    require_together,
     seconds,
 )
 from profiles.admission import admit
@@ -85,26 +94,34 @@ def profile(
     backend: Backend = None,
     out_folder: Out = None,
     budget: BudgetText = None,
+    shard: ShardText = None,
+    merge: Merge = None,
+    trace_url: TraceUrl = None,
+    ray: Ray = None,
+    shards: Shards = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
     """Measure costs and record traces into a run folder. The same command resumes what was interrupted."""
-    from tuner.profiling import estimate
-    from tuner.profiling import profile as run_profile
-    from tuner.run_folder import RunFolder
+    from commands.profile import Spread, run_profile
+
+    require_together(ray=ray, shards=shards)
+    config = configured(config_path, model, gpu, data, backend, budget, sets, trace_url)
+    spread = Spread(shard, tuple(merge or ()), ray, shards)
+    found, folder = run_profile(config, out_folder, spread, dry_run)
+    if isinstance(found, str):
+        out.print(found, soft_wrap=True)
+        return
+    from tuner.profiling import Profiled
     from tuner.screens import cost_screen, curve_screen
 
-    config = configured(config_path, model, gpu, data, backend, budget, sets)
-    pair, config, device = open_configured(config)
-    folder = out_folder or Path("runs") / f"{pair.spec.name}-{config.gpu}"
-    if dry_run:
-        out.print(estimate(pair, config, folder))
-        return
-    found = run_profile(pair, config, device, RunFolder(folder), budget_of(config), progress())
-    out.print(cost_screen(found.costs))
-    out.print(curve_screen(found.curves[0]))
-    out.print(f"{found.summary()}\nnext: sage_tune tune {folder}")
+    if isinstance(found, Profiled):
+        out.print(cost_screen(found.costs))
+        out.print(curve_screen(found.curves[0]))
+    out.print(found.summary(), soft_wrap=True)
+    if isinstance(found, Profiled):
+        out.print(f"next: sage_tune tune {folder}", soft_wrap=True)
     if as_json:
         print_json({"run": str(folder), **found.document()})
 
@@ -114,25 +131,56 @@ def tune(
     run_folder: Annotated[Path, typer.Argument(help="run folder made by `sage_tune profile`")],
     config_path: Config = None,
     trials: Annotated[int | None, typer.Option("--trials", help="trials of the study")] = None,
+    storage: Storage = None,
+    search_only: SearchOnly = False,
+    ray: Ray = None,
+    workers: Workers = None,
     budget: BudgetText = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
     """Search policies by replay, confirm the best live, freeze the winner."""
-    from tuner.demo import result_document
+    from tuner import policy_search
     from tuner.run_folder import RunFolder
+
+    require_together(ray=ray, workers=workers)
+    run = RunFolder(run_folder)
+    config = retuned(
+        run.config(),
+        config_path,
+        {
+            "search.trials": trials,
+            "search.storage": storage,
+            "budget_s": seconds(budget),
+            **assignments(sets),
+        },
+    )
+    limit = budget_of(config)
+    if dry_run:
+        spread = f"\n  {workers} search workers on the Ray cluster '{ray}'" if ray else ""
+        out.print(policy_search.plan(config, run) + spread, soft_wrap=True)
+        return
+    if ray and workers:
+        from commands.cluster import search_on_cluster
+
+        share = limit if search_only else policy_search.search_share(limit)
+        search_on_cluster(config, run, ray, workers, share, progress())
+    if search_only:
+        place = run.study_place(config)
+        found = policy_search.search_only(config, place, run.trace, run.costs(), limit, progress())
+        out.print(found.summary(), soft_wrap=True)
+        if as_json:
+            print_json(found.document())
+        return
+    from tuner.demo import result_document
+    from tuner.machine import fingerprint
     from tuner.screens import result_table, verdict_lines
     from tuner.tuning import tune as run_tune
 
-    run = RunFolder(run_folder)
-    config = retuned(
-        run.config(), config_path, {"search.trials": trials, "budget_s": seconds(budget), **assignments(sets)}
-    )
     pair, config, device = open_configured(config)
-    from tuner.machine import fingerprint
-
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
-    tuned = run_tune(pair, config, run, budget_of(config), progress(), command_line())
+    tuned = run_tune(pair, config, run, limit, progress(), command_line())
     out.print(result_table(tuned.profile))
     out.print(verdict_lines(tuned.profile, str(tuned.path)))
     if as_json:

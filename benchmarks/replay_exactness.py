@@ -26,11 +26,11 @@ from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from tuner.calibration import Sample, load_samples
 from tuner.lossless import NEAR_TIE, compare_rounds, first_divergence
-from tuner.outcomes import load_record
 from tuner.plan import plan_pair
 from tuner.profiling import manifest_of
 from tuner.replay import Replay
 from tuner.timing import Budget
+from tuner.trace_store import load_record
 from tuner.traces import Recorder
 
 GRID = GridConfig(depth=6, widths=(1, 2, 3), verify_sizes=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16))

@@ -22,9 +22,10 @@ from profiles.config import GridConfig
 from profiles.policy import DraftRule, HistorySpec, PolicySource, Tier
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.compile import compile_policy
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
+from tuner.trace_store import load_record
 
 GRID = GridConfig()
 VERIFY_SIZES, WIDTHS, DEPTH, SIGNAL_LOGPROBS = GRID.verify_sizes, GRID.widths, GRID.depth, GRID.signal_logprobs

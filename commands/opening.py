@@ -45,11 +45,12 @@ def open_pair(plan: PairPlan) -> Pair:
         return load_pair(plan, (folders[0], folders[1]))
 
 
-def open_configured(config: TuneConfig) -> tuple[Pair, TuneConfig, Device]:
-    """The pair of a configuration on its device, `auto` resolved. The process keeps to the planned cores."""
+def open_configured(config: TuneConfig, keep_to_cores: bool = True) -> tuple[Pair, TuneConfig, Device]:
+    """The pair of a configuration on its device, `auto` resolved. The process keeps to the first of its cores, as
+    many as are planned, unless somebody else places it."""
     from tuner.plan import plan_pair
 
     plan, resolved, device = plan_pair(config)
-    if hasattr(os, "sched_setaffinity"):
+    if keep_to_cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])
     return open_pair(plan), resolved, device

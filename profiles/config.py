@@ -9,10 +9,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
 from profiles.frozen import Frozen
+from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
 from profiles.sage_paper import SagePaper
 from profiles.store import parse, read_toml
@@ -24,11 +25,22 @@ class DataConfig(Frozen):
     path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
         None
     )
+    trace_url: Annotated[
+        str | None,
+        Field(description="folder of the record: a path or an fsspec URL (s3://...); unset is the run folder"),
+    ] = None
     prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
     skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False
     tune_share: Annotated[float, Field(gt=0, lt=1, description="share of prompts that the search sees")] = 0.5
     select_share: Annotated[float, Field(gt=0, lt=1, description="share that chooses among finalists")] = 0.2
+
+    @field_validator("trace_url")
+    @classmethod
+    def _no_password(cls, place: str | None) -> str | None:
+        if place is not None and has_password(place):
+            raise ValueError("a password does not belong into a trace URL, which is written down; configure fsspec")
+        return place
 
     @model_validator(mode="after")
     def _something_left(self) -> Self:
@@ -125,7 +137,12 @@ class TimingConfig(Frozen):
 class SearchConfig(Frozen):
     """The Optuna study over policies."""
 
+    storage: Annotated[
+        str | None,
+        Field(description="where the study lives: PATH, journal:PATH or postgresql://...; unset is the run folder"),
+    ] = None
     trials: Annotated[int, Field(ge=1, description="trials of the study, the baselines included")] = 400
+    sampler: Annotated[Literal["tpe", "random"], Field(description="how trials are drawn")] = "tpe"
     seed: Annotated[int, Field(ge=0, description="seed of the sampler")] = 7
     signals: Annotated[
         tuple[SignalKind, ...], Field(min_length=1, description="signals the search may choose from")
@@ -148,6 +165,18 @@ class SearchConfig(Frozen):
         tuple[float, ...], Field(min_length=1, description="stop probabilities a tier may use; 0 is none")
     ] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     monotone: Annotated[bool, Field(description="depth may not rise and width may not fall with the signal")] = True
+
+    @field_validator("storage")
+    @classmethod
+    def _known_storage(cls, place: str | None) -> str | None:
+        if place is not None:
+            study_location(place)
+        return place
+
+    @field_serializer("storage")
+    def _storage_to_write_down(self, place: str | None) -> str | None:
+        """A password is used, never stored: not in a run folder, not in a profile, not in a digest."""
+        return None if place is None else without_password(place)
 
 
 class ConfirmConfig(Frozen):
@@ -270,11 +299,13 @@ def to_toml(config: TuneConfig) -> str:
 
 def _write_fields(model: BaseModel, table: str, lines: list[str]) -> None:
     nested: list[tuple[str, BaseModel]] = []
+    written = model.model_dump()
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         if isinstance(value, BaseModel):
             nested.append((f"{table}.{name}" if table else name, value))
             continue
+        value = written[name]
         lines.append(f"# {field.description}")
         lines.append(f"# {name} =" if value is None else f"{name} = {_toml_value(value)}")
     for name, child in nested:

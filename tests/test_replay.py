@@ -18,9 +18,10 @@ from runtime.policy.compile import compile_policy
 from tests.fakes import fake_pair, fake_prompt
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
 from tuner.lossless import compare_rounds
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.replay import Replay
-from tuner.traces import Recorder, _write_part, part_path
+from tuner.trace_store import load_record
+from tuner.traces import Recorder
 
 PAIR = fake_pair()
 PROMPTS = [(fake_prompt(i), 12 + 5 * i) for i in range(6)]
@@ -51,7 +52,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        _write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation))
+        recorder.store.write(sample, recorder._columns(prompt, generation))
     return load_record(folder)
 
 

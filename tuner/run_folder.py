@@ -3,7 +3,7 @@
 config.json       resolved configuration        pair.json         digests of models, tokenizer, processor
 fingerprint.json  the machine                   trace/            manifest and one Parquet part per sample
 costs.json        cost table                    cost_samples.parquet   every timing sample behind it
-curves.json       entropy-acceptance curves     study.journal     the Optuna study
+curves.json       entropy-acceptance curves     study.journal     the Optuna study, its locks in *.locks
 confirm.json      live comparison               NAME.sage.json    the frozen profile
 """
 
@@ -27,13 +27,27 @@ MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid"
 """Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
 
 
+def trace_location(config: TuneConfig, folder: Path) -> str | Path:
+    """Where a run of this configuration in this folder keeps its record."""
+    return config.data.trace_url or folder / "trace"
+
+
 class RunFolder:
     """Paths and contents of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trace = path / "trace"
         self.journal = path / "study.journal"
+
+    @property
+    def trace(self) -> str | Path:
+        """Where the record lies: in the folder, unless `data.trace_url` puts it elsewhere."""
+        begun = (self.path / "config.json").exists()
+        return trace_location(self.config(), self.path) if begun else self.path / "trace"
+
+    def study_place(self, config: TuneConfig) -> str | Path:
+        """Where the study lives: in the folder, unless `search.storage` puts it elsewhere."""
+        return config.search.storage or self.journal
 
     def begin(self, config: TuneConfig, pair: PairRecord, machine: Fingerprint) -> None:
         """Claim the folder for these inputs. Raises ProfileError when it belongs to others."""

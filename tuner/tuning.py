@@ -16,15 +16,16 @@ from runtime.pair import Pair
 from tuner.calibration import Sample, Split
 from tuner.confirm import Arm, Comparison, Job, compare, winner
 from tuner.freeze import Decision, freeze
-from tuner.outcomes import Record, load_record, trace_digest
+from tuner.outcomes import Record
+from tuner.policy_search import search_policies, search_share
 from tuner.profiling import samples_of
 from tuner.progress import Progress
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
-from tuner.search import Search
 from tuner.timing import Budget
-from tuner.yardsticks.base import Arena, TablePolicy
-from tuner.yardsticks.single import PLAIN, STATIC, best_chain, best_static, plain, stopping_tiers
+from tuner.trace_store import load_record
+from tuner.yardsticks.base import Arena
+from tuner.yardsticks.single import PLAIN, STATIC, best_chain, best_static, plain
 
 TUNED = "tuned"
 
@@ -52,7 +53,9 @@ def tune(
     arena = Arena(replay, config.grid)
     samples = {sample.id: sample for sample in samples_of(config, pair.spec)}
 
-    chain, static, search, trials = _search(config, run, arena, budget, progress)
+    search, trials = search_policies(config, run.study_place(config), run.trace, arena, search_share(budget), progress)
+    static = best_static(arena)
+    chain = best_chain(arena) or static
     finalists = [
         Arm(f"{TUNED} {i + 1}", c.source, arena.compiled(c.source))
         for i, c in enumerate(search.candidates(4 * config.confirm.finalists))
@@ -87,24 +90,6 @@ def tune(
     sealed = save_profile(profile, path)
     write_json(run.path / "confirm.json", {"select": _raw(selection, record), "report": _raw(report, record)})
     return Tuned(sealed, path, trials, selection, report)
-
-
-def _search(
-    config: TuneConfig, run: RunFolder, arena: Arena, budget: Budget, progress: Progress
-) -> tuple[TablePolicy, TablePolicy, Search, int]:
-    """The best chain, the best static tier, the finished study and its number of trials."""
-    with progress.task("replaying yardsticks", 2) as advance:
-        static = best_static(arena)
-        advance(1)
-        chain = best_chain(arena) or static
-        advance(1)
-    key = {"trace": trace_digest(run.trace), "costs": run.costs().model_dump_json()}
-    search = Search(run.journal, config.grid, config.search, arena.replay, key)
-    baselines = [chain.source.tiers[0], static.source.tiers[0]]
-    baselines += stopping_tiers(static.source.tiers[0], config.search.stops)
-    with progress.task("searching policies", config.search.trials) as advance:
-        trials = search.run(baselines, Budget(budget.left_s / 2), lambda done, best: advance(1))
-    return chain, static, search, trials
 
 
 def _jobs(pair: Pair, record: Record, samples: dict[str, Sample], split: Split, limit: int) -> list[Job]:
