@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from profiles.policy import Tier
 from tuner.actions import grid_tiers
-from tuner.yardsticks.base import Arena, TablePolicy
-from tuner.yardsticks.single import STATIC, best_single, static_policy
+from tuner.yardsticks.base import Arena
+from tuner.yardsticks.single import STATIC, best_single
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,25 @@ class Rung:
     round_ns: float
 
 
-def pareto_ladder(arena: Arena, tiers: list[Tier]) -> list[Rung]:
-    """The fastest tier of every depth, shallow first, those left out that accept less than a cheaper one."""
-    replay, tune = arena.replay, arena.tune
+def fastest_by_depth(arena: Arena, tiers: list[Tier]) -> list[Rung]:
+    """The fastest of `tiers` of every depth, shallow first."""
+    replay = arena.replay
     rungs: list[Rung] = []
     for depth in sorted({tier.depth for tier in tiers}):
-        tier = best_single(STATIC, [tier for tier in tiers if tier.depth == depth], arena).source.tiers[0]
-        walk = TablePolicy(STATIC, static_policy(STATIC, tier), arena).walk(tune)
+        best = best_single(STATIC, [tier for tier in tiers if tier.depth == depth], arena)
+        tier, walk = best.source.tiers[0], best.walk(arena.tune)
         row = replay.row_of(tier, arena.grid.verify_sizes)
         rungs.append(Rung(tier, row, float(walk.accepted.mean()), float(walk.time_ns.mean())))
-    return [rung for rung in rungs if not any(_beats(other, rung) for other in rungs)]
+    return rungs
 
 
 def ladders(arena: Arena) -> list[list[Rung]]:
-    """One of chains and one of trees of any width, as far as the grid has them."""
+    """One of chains and one of trees of any width, as far as the grid has them; depths that accept less than a
+    cheaper one are left out."""
     every = grid_tiers(arena.grid)
     kinds = ([tier for tier in every if tier.width == 1], every)
-    found = [pareto_ladder(arena, tiers) for tiers in kinds if tiers]
+    rungs = [fastest_by_depth(arena, tiers) for tiers in kinds if tiers]
+    found = [[rung for rung in ladder if not any(_beats(other, rung) for other in ladder)] for ladder in rungs]
     return [ladder for i, ladder in enumerate(found) if ladder not in found[:i]]
 
 
