@@ -19,6 +19,7 @@ one entry per level of the recorded depth D, or per log-probability of the K tha
 | score                  | [D] its cumulative log-probability, NaN when absent |
 | sibling_rank, sibling_probability | [D] among the children of its parent, -1 / NaN when absent |
 | pool_scores            | [D, width^2] sorted scores of the level's candidates, -inf where there is none |
+| frontier_entropy       | chain only: [D] nats, of the draft's distribution that the level's candidate comes from |
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pydantic import Field
 from profiles.frozen import Frozen
 from profiles.policy import DraftRule
 
+CHAIN: Final = DraftRule(width=1)
+"""The rule of linear drafts, which has a column of its own."""
 TRACE_VERSION: Final = 2
 
 

@@ -1,7 +1,7 @@
 """Actions: every tier of the grid at every recorded position, as arrays. What a round could have been, everywhere.
 
-A round of any policy is one of these (levels drafted, nodes verified), whatever decided it. So the best decision of
-a cell, a leaf or a clairvoyant is a minimum over rows of these arrays, and nothing has to be decoded for it.
+The best decision of a cell or a leaf is a minimum over rows of these arrays, and nothing has to be decoded for it.
+Rounds that gates and growth trees make off the grid's slots are not among them; `tuner.cheapest` covers every round.
 """
 
 from __future__ import annotations

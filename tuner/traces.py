@@ -14,11 +14,12 @@ import numpy as np
 
 from profiles.errors import BadInput
 from profiles.policy import DraftRule
-from profiles.trace_schema import SampleRecord, TraceManifest
+from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
 from runtime.drafting import descend
 from runtime.pair import Pair
+from runtime.policy.signals import entropy_nats
 from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 from runtime.records import Generation
@@ -111,7 +112,7 @@ class Recorder:
             chunk = max(ROWS_PER_PASS // rule.width, 1)
             for first in range(0, roots, chunk):
                 at = np.arange(first, min(first + chunk, roots))
-                parts.append(grow_at(session, len(prompt), output, at, tokens, logprobs, rule, manifest.depth))
+                parts.append(grow_at(session, len(prompt), output, at, tokens, logprobs, rule, manifest.depth, kept))
                 session.keep(start + roots, [])
             for name in parts[0]:
                 columns[f"{rule.stem()}.{name}"] = np.concatenate([part[name] for part in parts])
@@ -137,16 +138,21 @@ def grow_at(
     root_logprobs: FloatArray,
     rule: DraftRule,
     depth: int,
+    kept: int,
 ) -> dict[str, np.ndarray]:
     """Grow the deepest tree of `rule` at output positions `at` together; the session holds prompt and output.
 
     Shapes: output [T], root_tokens and root_logprobs [T - 1, k]. Returns the rule's columns, one row per
-    position. The session keeps the drafted rows; the caller drops them. Nodes that the rule leaves out of a
-    frontier are run with the others, since trees share a pass, and their children are struck out.
+    position; entropies come from the `kept` <= k best log-probabilities. The session keeps the drafted rows; the
+    caller drops them. Nodes that the rule leaves out of a frontier are run with the others, since trees share a
+    pass, and their children are struck out.
     """
     trees, width = len(at), rule.width
     prefix = session.length
     columns = _empty_columns(trees, width, depth)
+    if rule == CHAIN:
+        columns["frontier_entropy"] = np.full((trees, depth), np.nan, np.float32)
+        columns["frontier_entropy"][:, 0] = entropy_nats(root_logprobs[at, :kept])
     child_tokens, child_logprobs = root_tokens[at, None, :width], root_logprobs[at, None, :width]
     scores = own = np.zeros((trees, 1), dtype=np.float32)
     visible = np.zeros((trees, 0), dtype=np.bool_)
@@ -175,9 +181,11 @@ def grow_at(
             np.repeat(prompt_tokens + at + level, frontier),
             np.concatenate([np.repeat(prefix_visible, frontier, axis=0), visible], axis=1),
         )
-        below_tokens, below_logprobs = rows.top(width)
-        child_tokens = below_tokens.reshape(trees, frontier, width)
-        child_logprobs = below_logprobs.reshape(trees, frontier, width)
+        below_tokens, below_logprobs = rows.top(kept if rule == CHAIN else width)
+        if rule == CHAIN:
+            columns["frontier_entropy"][:, level] = entropy_nats(below_logprobs)
+        child_tokens = below_tokens[:, :width].reshape(trees, frontier, width)
+        child_logprobs = below_logprobs[:, :width].reshape(trees, frontier, width)
     return columns
 
 

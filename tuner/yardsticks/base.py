@@ -63,7 +63,7 @@ Fit = Callable[[Arena], Contestant | None]
 
 @dataclass(frozen=True)
 class TablePolicy:
-    """A policy that the runtime can run as it is."""
+    """A policy that the runtime can run as it is, live as in replay."""
 
     name: str
     source: PolicySource
@@ -90,7 +90,8 @@ class TablePolicy:
 
 @dataclass(frozen=True)
 class PositionRule:
-    """A rule whose round depends on the position alone: `rows` [N] are registered kinds of round."""
+    """A rule whose round depends on the position alone: `rows` [N] are registered kinds of round. Replay only: the
+    runtime decides by tables, gates and growth trees and has no such rule."""
 
     name: str
     detail: str
@@ -103,7 +104,8 @@ class PositionRule:
 
 @dataclass(frozen=True)
 class LearningRule:
-    """A rule that learns while it decodes: a fresh agent for every walk, outputs in order."""
+    """A rule that learns while it decodes: a fresh agent for every walk, outputs in order. Replay only: a frozen
+    profile has nothing that learns."""
 
     name: str
     detail: str
