@@ -15,7 +15,6 @@ from profiles.growth import MAX_LEAVES
 from profiles.policy import Tier
 from tests.test_replay import costs, record
 from tests.test_tuner_search import GRID as SMALL_GRID
-from tuner.actions import grid_tiers
 from tuner.calibrated import acceptance_calibration, calibrated, first_at_least
 from tuner.growth_fit import fit_policy, fits, growth_policies, stops_of
 from tuner.outcomes import Record
@@ -23,7 +22,7 @@ from tuner.replay import Replay
 from tuner.space import MAX_DROP, MAX_RISE, SearchSpace
 from tuner.warm_start import best_cells, first_trials
 from tuner.yardsticks.base import Arena
-from tuner.yardsticks.single import best_chain, best_single, best_static
+from tuner.yardsticks.single import best_chain, best_single, best_static, grid_tiers
 
 __all__ = ["record"]
 
@@ -70,7 +69,7 @@ def test_a_growth_tree_is_small_legal_and_at_least_a_chain(arena: Arena) -> None
     )
 
 
-def test_all_fits_are_announced_and_ordered(arena: Arena) -> None:
+def test_all_fits_are_announced(arena: Arena) -> None:
     small = Arena(arena.replay, GRID.model_copy(update={"widths": (1, 2)}))
     count = 0
 
@@ -81,7 +80,7 @@ def test_all_fits_are_announced_and_ordered(arena: Arena) -> None:
     found = growth_policies(small, on_fit)
     speedups = [small.speedup(policy.walk(small.tune), small.tune) for policy in found]
     assert count == fits(small.grid) == len(found)
-    assert speedups == sorted(speedups, reverse=True)
+    assert min(speedups) > 1.0
     assert all(len(policy.source.growth.leaves) <= MAX_LEAVES for policy in found if policy.source.growth)
 
 

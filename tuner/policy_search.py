@@ -13,7 +13,6 @@ from typing import Any
 from profiles.config import TuneConfig
 from profiles.locations import redacted
 from profiles.measurement import CostTable
-from tuner.actions import grid_tiers
 from tuner.progress import Progress
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
@@ -22,7 +21,7 @@ from tuner.timing import Budget
 from tuner.trace_store import load_record, trace_digest
 from tuner.warm_start import first_trials
 from tuner.yardsticks.base import Arena
-from tuner.yardsticks.single import best_single
+from tuner.yardsticks.single import best_single, grid_tiers
 
 BYTES_PER_TRIAL = 8_000
 """Size of a trial in a journal, at most."""

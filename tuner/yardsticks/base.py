@@ -10,7 +10,6 @@ from typing import Protocol
 from profiles.config import GridConfig
 from profiles.policy import CompiledPolicy, PolicySource
 from runtime.policy.compile import compile_policy
-from tuner.actions import ActionTable
 from tuner.drafts import Ints
 from tuner.replay import Agent, Replay, Walk
 
@@ -26,10 +25,6 @@ class Arena:
     def tune(self) -> Ints:
         """Samples that a yardstick may be fitted on."""
         return self.replay.record.split_samples("tune")
-
-    @cached_property
-    def actions(self) -> ActionTable:
-        return ActionTable(self.replay, self.grid)
 
     def compiled(self, source: PolicySource) -> CompiledPolicy:
         return compiled(source, self.grid, self.replay)

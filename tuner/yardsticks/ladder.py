@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.policy import Tier
-from tuner.actions import grid_tiers
 from tuner.yardsticks.base import Arena
-from tuner.yardsticks.single import STATIC, best_single
+from tuner.yardsticks.single import STATIC, best_single, grid_tiers
 
 
 @dataclass(frozen=True)
