@@ -89,7 +89,10 @@ def stops_of(arena: Arena, width: int) -> Stops:
 
 
 def growth_policies(arena: Arena, on_fit: Callable[[], None] = lambda: None) -> list[TablePolicy]:
-    """Fitted policies: a small tree for every recorded beam, larger ones for the beam that did best. `on_fit` is called `fits(arena.grid)` times."""
+    """Fitted policies: a small tree for every recorded beam, larger ones for the beam that did best.
+
+    `on_fit` is called `fits(arena.grid)` times.
+    """
     ends = {width: stops_of(arena, width) for width in arena.grid.widths}
     found = []
 

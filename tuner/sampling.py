@@ -11,11 +11,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 SamplerKind = Literal["tpe", "random"]
 
@@ -38,13 +39,25 @@ TPE_FIXED: dict[str, Any] = {
     "warn_independent_sampling": False,
 }
 """What Optuna 5 warns about when it is given, so it is only recorded: these are the values it then takes."""
+WINDOW, REFRESH = 160, 40
+"""TPE looks at the best half and the latest half of so many trials, chosen anew every `REFRESH` trials, and at those
+after them. Its time per trial grows with what it looks at, and far from the best old trials tell it little."""
 NAMES: dict[SamplerKind, str] = {"tpe": "optuna.TPESampler", "random": "optuna.RandomSampler"}
 
 
 def sampler_settings(kind: SamplerKind) -> dict[str, Any]:
     """Everything but the seed that decides what the sampler draws."""
     own = {"stream": "sha256(seed/study/trial/parameter)"}
-    return {**TPE_SETTINGS, **TPE_FIXED, **own} if kind == "tpe" else own
+    if kind == "random":
+        return own
+    return {**TPE_SETTINGS, **TPE_FIXED, **own, "window": WINDOW, "window_refresh": REFRESH}
+
+
+def best_and_latest(trials: list[FrozenTrial], size: int) -> list[FrozenTrial]:
+    """Half of `size` by value, half by number, in the order given."""
+    scored = sorted((t for t in trials if t.state == TrialState.COMPLETE), key=lambda t: (-t.values[0], t.number))
+    kept = {t.number for t in (*scored[: size // 2], *trials[-(size // 2) :])}
+    return [t for t in trials if t.number in kept]
 
 
 class TrialSampler(BaseSampler):
@@ -56,18 +69,20 @@ class TrialSampler(BaseSampler):
     def __init__(self, kind: SamplerKind, seed: int, study: str, planned: Mapping[int, Mapping[str, Any]]) -> None:
         self._kind, self._seed, self._study, self._planned = kind, seed, study, planned
         self._joint: BaseSampler = RandomSampler(seed)
+        self._window: tuple[int, int, Study] | None = None
+        """Trials that were chosen from, trials in it, and the study that holds them."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         if trial.number in self._planned:
             return {}
         self._joint = self._stream(trial.number, "")
-        return self._joint.infer_relative_search_space(study, trial)
+        return self._joint.infer_relative_search_space(self._seen(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         # the sampler that was just asked for the space: it remembers how it was grouped
-        return self._joint.sample_relative(study, trial, search_space) if search_space else {}
+        return self._joint.sample_relative(self._seen(study), trial, search_space) if search_space else {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -76,10 +91,28 @@ class TrialSampler(BaseSampler):
         if param_name in planned:
             return planned[param_name]
         stream = self._stream(trial.number, param_name)
-        return stream.sample_independent(study, trial, param_name, param_distribution)
+        return stream.sample_independent(self._seen(study), trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         """Nothing to do: Optuna asks for this to keep copies of a sampler apart, which trial numbers do here."""
+
+    def _seen(self, study: Study) -> Study:
+        """What TPE is shown: the study itself while it is small, else a window of it, which depends on the finished
+        trials alone."""
+        if self._kind == "random":
+            return study
+        finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
+        chosen_from = len(finished) // REFRESH * REFRESH
+        if chosen_from < WINDOW + REFRESH:
+            return study
+        if self._window is None or self._window[0] != chosen_from or self._window[1] > len(finished):
+            window = optuna.create_study(direction="maximize", sampler=RandomSampler())
+            window.add_trials(best_and_latest(finished[:chosen_from], WINDOW))
+            self._window = (chosen_from, chosen_from, window)
+        _, known, window = self._window
+        window.add_trials(finished[known:])
+        self._window = (chosen_from, len(finished), window)
+        return window
 
     def _stream(self, number: int, name: str) -> BaseSampler:
         text = f"{self._seed}/{self._study}/{number}/{name}"

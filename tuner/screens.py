@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from PIL import Image
 from rich.console import Group, RenderableType
@@ -9,42 +11,67 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from profiles.measurement import PASS_KINDS, CostTable, Curve
+from profiles.measurement import PASS_KINDS, CostTable, Curve, PolicyResult
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import GpuSpec, PairSpec
 from runtime.records import Generation
 
 PICTURE_COLUMNS = 42
+MANY_TIERS = 4
+"""A row with more tiers than this names the first and the last."""
 
 
 def result_table(profile: PolicyProfile) -> Table:
-    """One row per policy, the shipped one marked by a word and a star, not by colour alone."""
-    evidence = profile.evidence
-    prompts = evidence.speedup.prompts
-    machine = profile.fingerprint
+    """The scoreboard of a profile, the shipped row marked by a word and a star, not by colour alone."""
+    evidence, machine = profile.evidence, profile.fingerprint
     device = machine.cpu if machine.device == "cpu" else machine.device
+    return scoreboard_table(
+        evidence.results,
+        f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
+        f"{evidence.speedup.prompts} held-out prompts that neither search nor selection saw; ★ ships",
+        evidence.shipped_name,
+    )
+
+
+def scoreboard_table(
+    results: Sequence[PolicyResult], title: str, caption: str = "", shipped: str | None = None
+) -> Table:
+    """One row per policy or yardstick. A column without a number in any row is left out."""
+    notes = (
+        "speedup over plain decoding, prefill excluded, 95 % over prompts; acceptance = tokens per round, bonus "
+        "included; vs static = replayed time of the best static tier over its own; of oracle = the oracle's time over "
+        "its own"
+    )
     table = Table(
-        title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
-        caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, "
-        "prefill excluded; acceptance = tokens per round, bonus included; ★ ships",
-        caption_justify="left",
-        title_justify="left",
+        title=title, caption=f"{caption}; {notes}" if caption else notes, caption_justify="left", title_justify="left"
     )
     table.add_column("policy", no_wrap=True)
-    table.add_column("depth,width,nodes", overflow="fold")
-    for name in ("accept-\nance", "rounds", "speedup\nreplayed", "speedup\nmeasured, 95 %"):
+    table.add_column("depth,width,nodes", overflow="fold", max_width=34)
+    columns: list[tuple[str, Callable[[PolicyResult], str]]] = [
+        ("accept-\nance", lambda row: f"{row.acceptance_length:.2f}"),
+        ("rounds", lambda row: str(row.rounds)),
+        (
+            "speedup\nreplayed",
+            lambda row: row.speedup_interval.text() if row.speedup_interval else f"{row.speedup_replayed:.2f}",
+        ),
+        ("vs\nstatic", lambda row: f"{row.gain_over_static.median:.3f}" if row.gain_over_static else ""),
+        ("of\noracle", lambda row: f"{row.share_of_oracle.median:.2f}" if row.share_of_oracle else ""),
+        ("speedup\nmeasured", lambda row: row.speedup_measured.text() if row.speedup_measured else ""),
+    ]
+    filled = [(name, cell) for name, cell in columns if any(cell(row) for row in results)]
+    for name, _ in filled:
         table.add_column(name, justify="right", no_wrap=True)
-    for result in evidence.results:
-        shipped = result.verdict == profile.shipped and result.speedup_replayed == evidence.speedup_replayed
+    for row in results:
+        labels = " | ".join(dict.fromkeys(row.tiers))
+        if len(row.tiers) > MANY_TIERS:
+            labels = f"{row.tiers[0]} … {row.tiers[-1]} ({len(row.tiers)} tiers)"
+        ships = row.name == shipped
         table.add_row(
-            f"★ {result.name}" if shipped else result.name,
-            " | ".join(dict.fromkeys(result.tiers)),
-            f"{result.acceptance_length:.2f}",
-            str(result.rounds),
-            f"{result.speedup_replayed:.2f}",
-            result.speedup_measured.text() if result.speedup_measured else "–",
-            style="bold" if shipped else None,
+            f"★ {row.name}" if ships else row.name,
+            labels,
+            *(cell(row) or "–" for _, cell in filled),
+            style="bold" if ships else "dim" if row.kind == "bound" else None,
         )
     return table
 
@@ -59,7 +86,7 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         + (f" but {evidence.near_ties} near ties\n" if evidence.near_ties else "\n")
     )
     text.append("gain ", style="bold").append(
-        f"tuned over best static tier {evidence.gain_over_static.text(3)} (measured)\n"
+        f"best adaptive policy over best static tier {evidence.gain_over_static.text(3)} (measured)\n"
     )
     text.append("prediction ", style="bold").append(
         f"replay said {evidence.speedup_replayed:.2f}, measured {evidence.speedup.median:.2f} "
