@@ -41,6 +41,8 @@ def run_profile(
     shard = parse_shard(spread.shard) if spread.shard else None
     if shard and spread.ray:
         raise BadInput("--shard is for one process, --ray for a cluster that takes all shards; give one of them")
+    if spread.merge and spread.ray:
+        raise BadInput("--merge and --ray do not go together: merge first, then let the cluster record what is missing")
     budget = budget_of(config)
     plan, resolved, _ = plan_pair(config)
     folder = out_folder or Path("runs") / f"{plan.spec.name}-{resolved.gpu}"

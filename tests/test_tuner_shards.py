@@ -159,6 +159,14 @@ def test_another_record_is_neither_continued_nor_merged(tmp_path: Path, whole: T
         whole.merge(TraceStore(tmp_path / "nothing"))
 
 
+def test_a_sample_in_two_parts_is_found(tmp_path: Path) -> None:
+    store = record_into(tmp_path / "a", configuration(tmp_path), Shard(1, 8))
+    part = tmp_path / "a" / store.parts()[0]
+    part.with_name("copy.parquet").write_bytes(part.read_bytes())
+    with pytest.raises(ProfileError, match="in two parts"):
+        load_record(tmp_path / "a")
+
+
 def test_a_damaged_part_is_not_merged(tmp_path: Path, whole: TraceStore) -> None:
     config = configuration(tmp_path)
     source, into = record_into(tmp_path / "a", config, Shard(1, 8)), record_into(tmp_path / "b", config, Shard(2, 8))

@@ -3,7 +3,7 @@
 config.json       resolved configuration        pair.json         digests of models, tokenizer, processor
 fingerprint.json  the machine                   trace/            manifest and one Parquet part per sample
 costs.json        cost table                    cost_samples.parquet   every timing sample behind it
-curves.json       entropy-acceptance curves     study.journal     the Optuna study, its locks in *.locks
+curves.json       entropy-acceptance curves     study.journal     the Optuna study, its locks beside it
 confirm.json      live comparison               NAME.sage.json    the frozen profile
 """
 

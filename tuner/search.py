@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from profiles.errors import EnvelopeError
 from profiles.policy import PolicySource
 from profiles.policy_profile import SearchRecord
 from profiles.provenance import digest
+from tuner.machine import versions
 from tuner.replay import Replay
 from tuner.sampling import NAMES, TrialSampler, sampler_settings
 from tuner.space import SearchSpace
-from tuner.study_import import BEST_PARAMETERS as FEW
 from tuner.study_import import IMPORTED_FROM, Imported, best_parameters, legal_trials, outline
 from tuner.study_storage import open_study_storage
 from tuner.timing import Budget
@@ -67,7 +66,7 @@ class Search:
         self._tune = replay.record.split_samples("tune")
         self.space = SearchSpace(grid, search, replay.record)
         settings = {**sampler_settings(search.sampler), "seed": search.seed, "optuna": optuna.__version__}
-        self._objective_digest = digest([grid.model_dump(), key, version("sage_tune")])
+        self._objective_digest = digest([grid.model_dump(), key, versions().get("sage_tune")])
         self.space_digest = digest(
             [
                 self._objective_digest,
@@ -78,14 +77,14 @@ class Search:
         )
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.name = f"sage-{self.space_digest[:16]}"
-        self.imported = Imported()
         self.ran = 0
-        self._first = 0  # number of the first trial of its own
+        self._trials: list[FrozenTrial] = []  # as they were when `run` ended: the storage may be gone by then
         self._storage = open_study_storage(place)
         with self._storage.explained():
             self._study = optuna.create_study(
                 study_name=self.name, storage=self._storage.storage, direction="maximize", load_if_exists=True
             )
+            self.imported = Imported(**self._study.user_attrs.get(IMPORTED, {}))
 
     def run(
         self,
@@ -109,19 +108,20 @@ class Search:
                     break
                 else:
                     time.sleep(POLL_S)
-                complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-                on_trial(self.done, max((t.values[0] for t in complete), default=0.0))
+                self._trials = self._study.get_trials(deepcopy=False)
+                on_trial(self.done, max((t.values[0] for t in self._trials if t.values), default=0.0))
+            self._trials = self._study.get_trials(deepcopy=False)
             return self.done
 
     @property
     def done(self) -> int:
-        """Finished trials of this study, whoever ran them; what was taken over is not counted."""
-        return len(self._own(TrialState.COMPLETE, TrialState.FAIL))
+        """Finished trials of the study when `run` ended, whoever ran them; what was taken over is not counted."""
+        return sum(t.state.is_finished() for t in self._trials[self.imported.trials :])
 
     def candidates(self, count: int) -> list[Candidate]:
-        """The `count` best distinct policies of the study. More are compared on the selection split than are
-        returned, so that one lucky fit to the tuning prompts does not crowd out the rest."""
-        complete = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        """The `count` best distinct policies of the study, after `run`. More are compared on the selection split
+        than are returned, so that one lucky fit to the tuning prompts does not crowd out the rest."""
+        complete = (t for t in self._trials if t.state == TrialState.COMPLETE)
         ranked = sorted(complete, key=lambda t: (-t.values[0], t.number))
         choice = np.concatenate([self._tune, self._replay.record.split_samples("select")])
         found: dict[PolicySource, Candidate] = {}
@@ -141,8 +141,7 @@ class Search:
     def record(self) -> SearchRecord:
         """How this search ran, for the profile. The log digest covers parameters and values of every trial, those
         that were taken over included."""
-        finished = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL))
-        log = [[t.number, t.params, t.values, t.state.name] for t in finished]
+        log = [[t.number, t.params, t.values, t.state.name] for t in self._trials if t.state.is_finished()]
         return SearchRecord(
             sampler=NAMES[self._search.sampler],
             sampler_settings={
@@ -166,8 +165,7 @@ class Search:
                 self._take_over(first)
         attributes = self._study.user_attrs
         self.imported = Imported(**attributes[IMPORTED])
-        self._first = self.imported.trials
-        planned = {self._first + i: parameters for i, parameters in enumerate(attributes[PLANNED])}
+        planned = {self.imported.trials + i: parameters for i, parameters in enumerate(attributes[PLANNED])}
         self._study.sampler = TrialSampler(self._search.sampler, self._search.seed, self.name, planned)
 
     def _take_over(self, planned: list[dict[str, Any]]) -> None:
@@ -192,7 +190,7 @@ class Search:
             imported += 1
             if trial.user_attrs[IMPORTED_FROM] not in here:
                 self._study.add_trial(trial)
-        again = best_parameters(self.space, akin, FEW, besides=planned)
+        again = best_parameters(self.space, akin, besides=planned)
         self._study.set_user_attr(PLANNED, planned + again)
         self._study.set_user_attr(IMPORTED, asdict(Imported(imported, skipped, len(again))))
 
@@ -241,5 +239,6 @@ class Search:
         return value
 
     def _own(self, *states: TrialState) -> list[FrozenTrial]:
-        """Trials of these states that were not taken over."""
-        return [t for t in self._study.get_trials(deepcopy=False, states=states) if t.number >= self._first]
+        """Trials of these states that were not taken over: those come first."""
+        own = self._study.get_trials(deepcopy=False, states=states)
+        return [t for t in own if t.number >= self.imported.trials]

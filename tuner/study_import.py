@@ -130,7 +130,6 @@ def legal_trials(space: SearchSpace, studies: Iterable[tuple[str, list[FrozenTri
 def best_parameters(
     space: SearchSpace,
     studies: Iterable[tuple[str, list[FrozenTrial]]],
-    count: int,
     besides: list[dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """The best parameter sets of studies that this space contains, best of each study first, and not `besides`."""
@@ -141,6 +140,6 @@ def best_parameters(
         ranked += [(rank, order, t.params) for rank, t in enumerate(complete)]
     found: dict[str, dict[str, Any]] = {}
     for _, _, parameters in sorted(ranked, key=lambda entry: entry[:2]):
-        if len(found) < count and fitting(space, parameters) is not None:
+        if len(found) < BEST_PARAMETERS and fitting(space, parameters) is not None:
             found.setdefault(canonical_json(parameters), parameters)
     return list(found.values())

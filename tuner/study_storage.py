@@ -235,4 +235,7 @@ def _reason(error: BaseException) -> str:
     """The driver's own first line; SQLAlchemy adds statements and links to it."""
     original = getattr(error, "orig", None) or error
     lines = str(original).strip().splitlines()
-    return redacted(lines[0]) if lines else type(original).__name__
+    text = redacted(lines[0]) if lines else type(original).__name__
+    if "no password supplied" in text:
+        text += "; a run folder keeps no password: give --storage with it again, or use PGPASSWORD or ~/.pgpass"
+    return text

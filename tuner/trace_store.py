@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,11 @@ class TraceStore:
     def read(self) -> list[tuple[SampleRecord, pl.DataFrame]]:
         """Every part in the order of their names. Raises ProfileError when one is damaged or is not ours."""
         parts = self._files.read(self.parts())
-        return [self._parsed(name, parts[name]) for name in sorted(parts)]
+        found = [self._parsed(name, parts[name]) for name in sorted(parts)]
+        twice = [sample for sample, count in Counter(record.id for record, _ in found).items() if count > 1]
+        if twice:
+            raise ProfileError(f"{self.location} holds sample '{twice[0]}' in two parts; delete one of them")
+        return found
 
     def merge(self, other: TraceStore) -> int:
         """Take over the parts of a record that was made under the same manifest; returns how many were new.
