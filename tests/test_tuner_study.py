@@ -131,12 +131,14 @@ def test_planted_a_worker_that_is_thought_alive_is_waited_for(
     place = tmp_path / "journal"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Search, "_objective", lambda self, source: (_ for _ in ()).throw(KeyboardInterrupt))
-        worker(place, SETTINGS, replay=replay).run(BASELINES, Budget(None))
+        found = worker(place, SETTINGS, replay=replay)
+        found.run(baselines(found), Budget(None))
     monkeypatch.setattr(JournalStudy, "alive", lambda self, name: True)
     search = worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay)
     assert search.run(baselines(search), Budget(1.5)) == 3, "the dead worker's trial was not left to it"
     monkeypatch.undo()
-    assert worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay).run(BASELINES, Budget(None)) == 4
+    longer = worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay)
+    assert longer.run(baselines(longer), Budget(None)) == 4
 
 
 @given(st.lists(st.binary(max_size=12), max_size=6), st.binary(max_size=30))

@@ -41,7 +41,8 @@ TPE_FIXED: dict[str, Any] = {
 """What Optuna 5 warns about when it is given, so it is only recorded: these are the values it then takes."""
 WINDOW, REFRESH = 160, 40
 """TPE looks at the best half and the latest half of so many trials, chosen anew every `REFRESH` trials, and at those
-after them. Its time per trial grows with what it looks at, and far from the best old trials tell it little."""
+after them. Its time per trial grows with what it looks at, and far from the best old trials tell it little. A window
+has no running trials, so there is no liar in it; streams by trial number still keep workers apart."""
 NAMES: dict[SamplerKind, str] = {"tpe": "optuna.TPESampler", "random": "optuna.RandomSampler"}
 
 
@@ -75,8 +76,9 @@ class TrialSampler(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         if trial.number in self._planned:
             return {}
-        self._joint = self._stream(trial.number, "")
-        return self._joint.infer_relative_search_space(self._seen(study), trial)
+        seen = self._seen(study)
+        self._joint = self._stream(trial.number, "", liar=seen is study)
+        return self._joint.infer_relative_search_space(seen, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -90,8 +92,9 @@ class TrialSampler(BaseSampler):
         planned = self._planned.get(trial.number, {})
         if param_name in planned:
             return planned[param_name]
-        stream = self._stream(trial.number, param_name)
-        return stream.sample_independent(self._seen(study), trial, param_name, param_distribution)
+        seen = self._seen(study)
+        stream = self._stream(trial.number, param_name, liar=seen is study)
+        return stream.sample_independent(seen, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
         """Nothing to do: Optuna asks for this to keep copies of a sampler apart, which trial numbers do here."""
@@ -114,11 +117,11 @@ class TrialSampler(BaseSampler):
         self._window = (chosen_from, len(finished), window)
         return window
 
-    def _stream(self, number: int, name: str) -> BaseSampler:
+    def _stream(self, number: int, name: str, liar: bool) -> BaseSampler:
         text = f"{self._seed}/{self._study}/{number}/{name}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         if self._kind == "random":
             return RandomSampler(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)  # `group` is what conditional spaces need
-            return TPESampler(seed=seed, **TPE_SETTINGS)
+            return TPESampler(seed=seed, **{**TPE_SETTINGS, "constant_liar": liar})
