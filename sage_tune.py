@@ -103,7 +103,7 @@ def profile(
         return
     found = run_profile(pair, config, device, RunFolder(folder), budget_of(config), progress())
     out.print(cost_screen(found.costs))
-    out.print(curve_screen(found.curves[0]))
+    out.print(curve_screen(found.curves))
     out.print(f"{found.summary()}\nnext: sage_tune tune {folder}")
     if as_json:
         print_json({"run": str(folder), **found.document()})

@@ -4,7 +4,8 @@ config.json       resolved configuration        pair.json         digests of mod
 fingerprint.json  the machine                   trace/            manifest and one Parquet part per sample
 costs.json        cost table                    cost_samples.parquet   every timing sample behind it
 curves.json       entropy-acceptance curves     study.journal     the Optuna study
-confirm.json      live comparison               NAME.sage.json    the frozen profile
+confirm.json      live comparisons              confirm_runs.parquet   every round of every run behind them
+NAME.sage.json    the frozen profile
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from profiles.store import atomic_path, read_json, write_json
 from tuner.costs import PassSamples
 
 CURVES = TypeAdapter(tuple[Curve, ...])
+RunRow = tuple[str, str, str, int, int, list[int]]
+"""(split, prompt, arm, number of the run, prefill_ns, rounds_ns) of one run of a live comparison."""
 MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
 """Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
 
@@ -94,3 +97,10 @@ class RunFolder:
         if not path.exists():
             raise ProfileError(f"{self.path} has no curves yet; run `sage_tune profile` to the end first")
         return CURVES.validate_json(path.read_text(encoding="utf-8"))
+
+    def save_confirmation(self, summary: dict[str, object], runs: list[RunRow]) -> None:
+        """Runs first, as with costs."""
+        frame = pl.DataFrame(runs, schema=["split", "prompt", "arm", "run", "prefill_ns", "rounds_ns"], orient="row")
+        with atomic_path(self.path / "confirm_runs.parquet") as temporary:
+            frame.write_parquet(temporary, compression="zstd")
+        write_json(self.path / "confirm.json", summary)
