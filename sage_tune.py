@@ -118,7 +118,7 @@ def profile(
 
     if isinstance(found, Profiled):
         out.print(cost_screen(found.costs))
-        out.print(curve_screen(found.curves[0]))
+        out.print(curve_screen(found.curves))
     out.print(found.summary(), soft_wrap=True)
     if isinstance(found, Profiled):
         out.print(f"next: sage_tune tune {folder}", soft_wrap=True)

@@ -21,7 +21,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from profiles.policy import PolicySource
 from tuner.contest import SEARCHED, by_speed, choice_samples, computed_policies, fitted_yardsticks
 from tuner.policy_search import search_policies
 from tuner.progress import Progress
@@ -41,7 +40,7 @@ def own_policies(run: RunFolder, arena: Arena, trials: int, progress: Progress) 
     """The adaptive policies that the run compared live, or new ones for a run that was never tuned."""
     known = {name: source for name, source in run.compared_policies().items() if name not in ("plain", "best static")}
     if known:
-        return [TablePolicy(name, PolicySource.model_validate(source), arena) for name, source in known.items()]
+        return [TablePolicy(name, source, arena) for name, source in known.items()]
     config = run.config()
     search, _ = search_policies(
         config.model_copy(update={"search": config.search.model_copy(update={"trials": trials})}),

@@ -6,6 +6,7 @@ A default lives here and nowhere else; command-line flags override single fields
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -95,6 +96,15 @@ class GridConfig(Frozen):
                 f"sage_paper.top_k <= signal_logprobs must hold, got {self.sage_paper.top_k} > {self.signal_logprobs}"
             )
         return self
+
+    def restricted(self, verify_sizes: Iterable[int]) -> GridConfig:
+        """The grid with only these of its verify sizes, and no deeper than a chain that fits the largest of them.
+
+        Raises ValueError (through the model) when less than a plain step and one node is left.
+        """
+        kept = tuple(size for size in self.verify_sizes if size in set(verify_sizes))
+        depth = min(self.depth, max(kept, default=1) - 1)
+        return GridConfig.model_validate(self.model_dump() | {"verify_sizes": kept, "depth": depth})
 
     def node_counts(self, depth: int, width: int) -> list[int]:
         """Node budgets of a tier that leave no verify slot idle: sizes minus the root, within depth..pool.
@@ -188,7 +198,6 @@ class ConfirmConfig(Frozen):
     ] = 2
     select_prompts: Annotated[int, Field(ge=3, description="prompts that choose the winner")] = 40
     report_prompts: Annotated[int, Field(ge=3, description="prompts that the result is reported on")] = 72
-    resamples: Annotated[int, Field(ge=200, description="bootstrap resamples over prompts")] = 2000
     prediction_bound: Annotated[
         float, Field(gt=0, description="replayed and measured speedup may differ by this share")
     ] = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,7 +65,15 @@ def test_profile_then_tune_freezes_a_profile(tuned: tuple[Path, dict[str, object
     assert profile.digest == document["digest"] and profile.shipped == document["shipped"]
     names = [result.name for result in profile.evidence.results]
     assert names[:3] == ["plain", "best chain", "best static tier"]
-    for name in ("config.json", "costs.json", "cost_samples.parquet", "curves.json", "confirm.json", "study.journal"):
+    for name in (
+        "config.json",
+        "costs.json",
+        "cost_samples.parquet",
+        "curves.json",
+        "confirm.json",
+        "confirm_runs.parquet",
+        "study.journal",
+    ):
         assert (folder / name).exists(), name
     assert TuneConfig.model_validate_json((folder / "config.json").read_text()).backend == "onnx"
 
@@ -87,6 +96,23 @@ def test_a_modality_outside_the_regime_uses_the_safe_tier(
     done = sage("run", "--profile", str(tuned[2]["profile"]), "--prompt", "hello", "--json", "--max-new-tokens", "8")
     assert done.returncode == 0 and "safe tier" in done.stderr
     assert set(json.loads(done.stdout.splitlines()[-1])["tier_rounds"]) <= {"off"}
+
+
+@pytest.mark.slow
+def test_tuning_asks_for_no_size_that_ran_out_of_memory(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    """A cost table whose larger sizes were dropped, as `profile` writes it where they did not fit memory."""
+    folder = tmp_path / "run"
+    shutil.copytree(tuned[0], folder)
+    table = json.loads((folder / "costs.json").read_text())
+    table["passes"] = [p for p in table["passes"] if p["kind"] != "verify" or p["n"] <= 4]
+    write_json(folder / "costs.json", {**table, "dropped_sizes": [5, 6, 8]})
+    done = sage("tune", str(folder), "--json", *TUNE)
+    assert done.returncode == 0, done.stderr
+    profile = load_profile(Path(str(json.loads(done.stdout.splitlines()[-1])["profile"])))
+    assert profile.evidence.cost_table.dropped_sizes == (5, 6, 8)
+    assert all(int(tier.split(",")[2]) <= 3 for r in profile.evidence.results for tier in r.tiers if tier != "off")
 
 
 def test_profiling_again_with_other_inputs_is_refused(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:

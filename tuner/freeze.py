@@ -9,7 +9,7 @@ from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy_profile import Evidence, PolicyProfile, Provenance, Regime
 from profiles.provenance import digest
 from runtime.pair import Pair
-from tuner.confirm import Arm, Comparison
+from tuner.comparison import Arm, Comparison
 from tuner.machine import versions
 from tuner.outcomes import Record
 from tuner.replay import Replay

@@ -40,7 +40,7 @@ def search_policies(
     `place` is where the study lives; other workers may run trials of it too.
     """
     key = {"trace": trace_digest(trace), "costs": arena.replay.costs.table.model_dump_json()}
-    search = Search(place, config.grid, config.search, arena.replay, key)
+    search = Search(place, arena.grid, config.search, arena.replay, key)
     with progress.task("placing first trials", 1) as advance:
         first = first_trials(arena, search.space, config.search)
         advance(1)
@@ -87,7 +87,7 @@ def search_only(
     config: TuneConfig, place: str | Path, trace: str | Path, table: CostTable, budget: Budget, progress: Progress
 ) -> Contribution:
     """Run trials of the study and nothing else: needs the record and the cost table, no model and no device."""
-    arena = Arena(Replay(load_record(trace), table), config.grid)
+    arena = Arena(Replay(load_record(trace), table), config.grid.restricted(table.sizes("verify")))
     search, trials = search_policies(config, place, trace, arena, budget, progress)
     best = max((candidate.speedup_tune for candidate in search.candidates(1)), default=0.0)
     return Contribution(search.name, trials, config.search.trials, search.ran, best)

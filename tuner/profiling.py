@@ -64,6 +64,8 @@ class Profiled:
             "missing": self.missing,
             "positions": self.record.positions,
             "cost_ratio": self.costs.cost_ratio(),
+            "free_width": self.costs.free_width(),
+            "dropped_sizes": self.costs.dropped_sizes,
         }
 
 
@@ -215,9 +217,10 @@ def _measure(
             advance(100 * share - passed)
             passed = 100 * share
 
-        outputs = cost_measuring.measure_rounds(pair, prompts, policies, config.timing, budget, on_progress)
-    table = cost_measuring.cost_table(outputs, grid.verify_sizes, contexts, pair.threads)
-    run.save_costs(table, cost_measuring.pass_samples(cost_measuring.warm_rounds(outputs), grid.verify_sizes))
+        measured = cost_measuring.measure_rounds(pair, prompts, policies, config.timing, budget, on_progress)
+    table = cost_measuring.cost_table(measured, grid.verify_sizes, contexts, pair.threads)
+    rounds = cost_measuring.warm_rounds(measured.outputs)
+    run.save_costs(table, cost_measuring.pass_samples(rounds, grid.verify_sizes))
     return table
 
 

@@ -4,11 +4,13 @@ config.json       resolved configuration        pair.json         digests of mod
 fingerprint.json  the machine                   trace/            manifest and one Parquet part per sample
 costs.json        cost table                    cost_samples.parquet   every timing sample behind it
 curves.json       entropy-acceptance curves     study.journal     the Optuna study, its locks beside it
-confirm.json      live comparison               NAME.sage.json    the frozen profile
+confirm.json      live comparisons              confirm_runs.parquet   every round of every run behind them
+NAME.sage.json    the frozen profile
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -17,12 +19,15 @@ from pydantic import TypeAdapter
 from profiles.config import TuneConfig
 from profiles.errors import ProfileError
 from profiles.measurement import CostTable, Curve
+from profiles.policy import PolicySource
 from profiles.policy_profile import PairRecord
 from profiles.provenance import Fingerprint
-from profiles.store import atomic_path, read_json, write_json
+from profiles.store import atomic_path, parse, read_json, write_json
 from tuner.costs import PassSamples
 
 CURVES = TypeAdapter(tuple[Curve, ...])
+RunRow = tuple[str, str, str, int, int, list[int]]
+"""(split, prompt, arm, number of the run, prefill_ns, rounds_ns) of one run of a live comparison."""
 MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
 """Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
 
@@ -108,3 +113,18 @@ class RunFolder:
         if not path.exists():
             raise ProfileError(f"{self.path} has no curves yet; run `sage_tune profile` to the end first")
         return CURVES.validate_json(path.read_text(encoding="utf-8"))
+
+    def save_confirmation(self, summary: dict[str, object], runs: list[RunRow]) -> None:
+        """Runs first, as with costs."""
+        frame = pl.DataFrame(runs, schema=["split", "prompt", "arm", "run", "prefill_ns", "rounds_ns"], orient="row")
+        with atomic_path(self.path / "confirm_runs.parquet") as temporary:
+            frame.write_parquet(temporary, compression="zstd")
+        write_json(self.path / "confirm.json", summary)
+
+    def compared_policies(self) -> dict[str, PolicySource]:
+        """The policies of the last live report by name; none before `tune` ended."""
+        path = self.path / "confirm.json"
+        if not path.exists():
+            return {}
+        report = json.loads(path.read_text(encoding="utf-8"))["report"]
+        return {name: parse(PolicySource, source, str(path)) for name, source in report["policies"].items()}

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from profiles.measurement import PASS_KINDS, CostTable, Curve, PolicyResult
+from profiles.measurement import FREE_SLACK, PASS_KINDS, Association, CostTable, Curve, PolicyResult
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import GpuSpec, PairSpec
@@ -96,16 +97,18 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         f"{evidence.request_speedup.text()} times plain decoding, with the prefills of both models\n"
     )
     if entropy:
+        share = entropy.association.share.median if entropy.association else None
         text.append("entropy ", style="bold").append(
-            f"rank correlation with accepted tokens {entropy.rank_correlation:+.2f}; "
+            ("" if share is None else f"explains {100 * share:.0f} % of what acceptance varies by, ")
+            + f"rank correlation with accepted tokens {entropy.rank_correlation:+.2f}; "
             f"cost ratio target/draft {evidence.cost_ratio:.1f}\n"
         )
     text.append("profile ", style="bold").append(f"{path}  digest {profile.digest[:12]}")
     return text
 
 
-def cost_screen(table: CostTable) -> Table:
-    """Medians in milliseconds by pass size, one column per context."""
+def cost_screen(table: CostTable) -> RenderableType:
+    """Mean times in milliseconds by pass size, one column per context, and what they mean for a tree."""
     contexts = table.contexts()
     screen = Table(title="model passes inside rounds, mean ms (p90)", title_justify="left")
     screen.add_column("pass")
@@ -118,29 +121,95 @@ def cost_screen(table: CostTable) -> Table:
                 f"{'draft' if kind in ('catch_up', 'frontier') else 'target'} {kind} n={n}",
                 *(f"{p.time_ns / 1e6:.2f} ({p.p90_ns / 1e6:.2f})" for p in sorted(cells, key=lambda p: p.context)),
             )
-    return screen
+    text = Text(f"free width {table.free_width()}: ", style="bold")
+    text.append(
+        f"the target verifies up to {table.free_width()} tokens, the root counted, in at most "
+        f"{100 * FREE_SLACK:.0f} % more time than one",
+        style="not bold",
+    )
+    if table.dropped_sizes:
+        sizes = ", ".join(str(size) for size in table.dropped_sizes)
+        text.append("\ndropped ", style="bold").append(
+            f"verify sizes {sizes}: they ran out of memory here, and no policy uses them", style="not bold"
+        )
+    return Group(screen, text)
 
 
-def curve_screen(curve: Curve) -> Table:
-    """One entropy-acceptance curve as a table with bars."""
+def curve_screen(curves: Sequence[Curve]) -> RenderableType:
+    """The first curve as a table with bars, what every signal says about acceptance, and that in one sentence."""
+    shown = curves[0]
     screen = Table(
-        title=f"{curve.signal} ({curve.modality}): what the chain {curve.reference_tier} accepts, "
-        f"rank correlation {curve.rank_correlation:+.2f}",
-        title_justify="left",
+        title=f"{shown.signal} ({shown.modality}): what tier {shown.reference_tier} accepts", title_justify="left"
     )
     for name in ("signal", "positions", "top-1", "accepted, 95 %"):
         screen.add_column(name, justify="right", no_wrap=True)
     screen.add_column("")
-    longest = max((p.accepted_mean for p in curve.points), default=1.0) or 1.0
-    for p in curve.points:
+    longest = max((p.accepted_mean for p in shown.points), default=1.0) or 1.0
+    for p in shown.points:
         screen.add_row(
-            f"{p.low_edge:.3f}–{p.high_edge:.3f}",
+            f"{p.low_edge:.2g}–{p.high_edge:.2g}",
             str(p.positions),
             f"{p.top1_acceptance:.2f}",
             f"{p.accepted_mean:.2f} [{p.accepted_low:.2f}, {p.accepted_high:.2f}]",
-            "█" * round(20 * p.accepted_mean / longest),
+            "█" * round(16 * p.accepted_mean / longest),
         )
-    return screen
+    alike = [c for c in curves if (c.modality, c.part) == (shown.modality, shown.part)]
+    return Group(screen, _signals_table(alike), Text(explained(alike), style="italic"))
+
+
+def _signals_table(curves: Sequence[Curve]) -> Table:
+    """One row per signal."""
+    lucky = any(c.association and not is_more_than_luck(c.association) for c in curves)
+    table = Table(
+        title="what a signal says about the accepted tokens, 95 % by prompts",
+        caption="information: mutual information in nats, chance subtracted, and its share of the entropy of the "
+        "accepted tokens" + lucky * "\n~ no more than luck: signals of other positions say as much",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("signal", no_wrap=True)
+    for name in ("rank correlation", "information, nats", "share, %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for curve in curves:
+        found = curve.association
+        if found is None:
+            table.add_row(curve.signal, *["–"] * 3)
+            continue
+        rank, share, luck = found.rank_correlation, found.share, "" if is_more_than_luck(found) else "~"
+        table.add_row(
+            curve.signal,
+            f"{rank.median:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]",
+            luck + found.information_nats.text(3),
+            f"{100 * share.median:.0f} [{100 * share.low:.0f}, {100 * share.high:.0f}]",
+        )
+    return table
+
+
+def is_more_than_luck(found: Association) -> bool:
+    return found.information_nats.median > found.chance_nats and found.information_nats.low > 0
+
+
+def explained(curves: Sequence[Curve]) -> str:
+    """Whether the first signal helps for this pair, in one sentence, and which one helps most."""
+    first = curves[0]
+    if first.association is None:
+        return f"too few prompts to say what {first.signal} explains"
+    found = first.association
+    if not is_more_than_luck(found):
+        text = f"{first.signal} explains no more of what acceptance varies by than luck would"
+    else:
+        rank = found.rank_correlation
+        if rank.high < 0:
+            how = "the more uncertain the draft, the fewer tokens are accepted"
+        elif rank.low > 0:
+            how = "the more uncertain the draft, the more tokens are accepted"
+        else:
+            how = "not in one direction, so a single threshold says little"
+        text = f"{first.signal} explains {100 * found.share.median:.0f} % of what acceptance varies by: {how}"
+    known = [(c.association.share.median, c.signal) for c in curves if c.association is not None]
+    most, signal = max(known)
+    return f"{text}; {signal} explains most, {100 * most:.0f} %" if signal != first.signal else text
 
 
 def picture(image: Image.Image) -> Text:
