@@ -1,14 +1,14 @@
 """SMART (arXiv 2604.09731): a tree grows only where the added tokens are worth more than the time they add.
 
-With T the plain step, E the expected tokens of a round (one, and the products of draft probabilities over its
-nodes) and C its time, the tree's speedup is T E / C, and an addition is made only if
+With E the expected tokens of a round (one, and the products of draft probabilities over its nodes) and C its time,
+the tree's speedup is E / C in plain steps, and an addition is made only if
 
-    alpha * T * dE / dC > T E / C
+    alpha * dE / dC > E / C
 
 with alpha <= 1 a discount for drafts that are too sure (0.8 in the paper). Compared with a public summary, not with
-the paper: it fits smooth cost curves, here C is the cost table at the round's context, and verification is paid by
-padded size. So the unit of addition is what fills the next verify slots of all candidates, best first (of several
-slots the first that pays). Another level is drafted while the last one passed the same test, its draft pass
+the paper, which fits smooth cost curves. Here C is the cost table at the round's context and verification is paid
+by padded size, so the unit of addition is what fills a larger verify slot with the best of all candidates (of
+several slots the first that pays). Another level is drafted while the last one passed the same test, its draft pass
 included. Width and alpha are chosen on the tuning prompts.
 """
 
@@ -30,15 +30,13 @@ def grown(draft: RuleRecord, arena: Arena, discount: float, expected: Floats) ->
     """[N] levels drafted and nodes verified; `expected` [slots - 1, N, D] of every verify size but the first."""
     replay, sizes = arena.replay, np.array(arena.grid.verify_sizes)
     n, host, context = draft.positions, replay.host, replay.record.context
-    plain_ns = replay.costs.pass_ns("plain", 1, context) + host.plain_ns
     verify_ns = np.stack([replay.costs.pass_ns("verify", int(size), context) for size in sizes])
     everywhere = np.arange(n)
 
     def pays(tokens: Floats, time_ns: Floats, more_tokens: Floats, more_ns: Floats) -> np.ndarray:
         # multiplied out, so that an addition which costs nothing pays if it brings anything
-        gain: np.ndarray = discount * plain_ns * (more_tokens - tokens) * time_ns
-        paid: np.ndarray = gain > plain_ns * tokens * np.maximum(more_ns - time_ns, 0.0)
-        return paid
+        gain: np.ndarray = discount * (more_tokens - tokens) * time_ns > tokens * np.maximum(more_ns - time_ns, 0.0)
+        return gain
 
     draft_ns = host.round_ns + host.level_ns + replay.catch_up_ns[1]
     tokens, time_ns, slot = np.ones(n), draft_ns + verify_ns[0], np.zeros(n, dtype=np.int64)
