@@ -156,11 +156,11 @@ def tune(
             **assignments(sets),
         },
     )
-    limit = budget_of(config)
     if dry_run:
         spread = f"\n  {workers} search workers on the Ray cluster '{ray}'" if ray else ""
         out.print(policy_search.plan(config, run) + spread, soft_wrap=True)
         return
+    limit = budget_of(config)
     if ray and workers:
         from commands.cluster import search_on_cluster
 
@@ -180,7 +180,8 @@ def tune(
 
     pair, config, device = open_configured(config)
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
-    tuned = run_tune(pair, config, run, limit, progress(), command_line())
+    # loading is not counted, unless the budget has long begun on the cluster
+    tuned = run_tune(pair, config, run, limit if ray else budget_of(config), progress(), command_line())
     out.print(result_table(tuned.profile))
     out.print(verdict_lines(tuned.profile, str(tuned.path)))
     if as_json:

@@ -64,6 +64,9 @@ def search_on_cluster(
     arguments = [(text, place, _anywhere(run.trace), costs, _seconds(budget))] * workers
     with _cluster(address) as ray:
         done = _run(ray, _search, arguments, 1, 0, "searching on the cluster", progress)
+    studies = {part["study"] for part in done}
+    if len(studies) > 1:
+        raise BadInput(f"the cluster's nodes made {len(studies)} studies of one: their releases or packages differ")
     if finished_trials(place, done[0]["study"]) < sum(part["ran"] for part in done):
         raise BadInput(
             "the cluster ran trials that are not in the study's storage as it is seen from here: its nodes do not "

@@ -43,16 +43,18 @@ def run_profile(
         raise BadInput("--shard is for one process, --ray for a cluster that takes all shards; give one of them")
     if spread.merge and spread.ray:
         raise BadInput("--merge and --ray do not go together: merge first, then let the cluster record what is missing")
-    budget = budget_of(config)
     plan, resolved, _ = plan_pair(config)
     folder = out_folder or Path("runs") / f"{plan.spec.name}-{resolved.gpu}"
     TraceStore(trace_location(resolved, folder))  # a place that cannot be opened is found before models are loaded
+    budget = None
     if spread.ray and spread.shards and not dry_run:
         from commands.cluster import record_on_cluster
 
+        budget = budget_of(config)
         record_on_cluster(resolved, folder, spread.ray, spread.shards, budget, progress())
     pair, config, device = open_configured(config)
-    run = RunFolder(folder)
+    # loading is not counted: a command that is called again and again must get somewhere
+    run, budget = RunFolder(folder), budget or budget_of(config)
     if dry_run:
         text = estimate(pair, config, folder, shard)
         return text + (f"\n  as {spread.shards} tasks on the Ray cluster '{spread.ray}'" if spread.ray else ""), folder

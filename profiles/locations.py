@@ -16,19 +16,20 @@ POSTGRES_SCHEMES = ("postgresql", "postgresql+psycopg")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://")
 # like SQLAlchemy: a password ends at the first @; a further @ before the path can only be part of a raw password
 _USER_PASSWORD = re.compile(r"(?P<user>[A-Za-z][\w+.-]*://[^:/?#@]*):[^@]*@(?:[^/?#@]*@)*", re.DOTALL)
-_QUERY_PASSWORD = re.compile(r"(?P<mark>[?&])(?P<name>(?:ssl)?password)=[^&\s'\"]*", re.IGNORECASE)
+_QUERY_PASSWORD = re.compile(r"(?P<name>[?&](?:ssl)?password=)[^&\s'\"]*", re.IGNORECASE)
 
 
 def redacted(text: str) -> str:
     """The text with the password of every URL in it as three stars."""
     text = _USER_PASSWORD.sub(r"\g<user>:***@", text)
-    return _QUERY_PASSWORD.sub(r"\g<mark>\g<name>=***", text)
+    return _QUERY_PASSWORD.sub(r"\g<name>***", text)
 
 
 def without_password(url: str) -> str:
     """The same place without its password: what the driver finds elsewhere (PGPASSWORD, .pgpass) has to do."""
-    url = _USER_PASSWORD.sub(r"\g<user>@", url)
-    return _QUERY_PASSWORD.sub(r"\g<mark>", url).replace("?&", "?").rstrip("?&")
+    place, mark, query = _USER_PASSWORD.sub(r"\g<user>@", url).partition("?")
+    kept = [part for part in query.split("&") if not _QUERY_PASSWORD.match(f"&{part}")]
+    return place + mark + "&".join(kept) if kept else place
 
 
 def has_password(url: str) -> bool:

@@ -143,7 +143,15 @@ def test_no_password_survives(password: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["runs/x/study.journal", "journal:/tmp/a:b@c", "s3://bucket/a@b", "postgresql://me@h/d"]
+    "text",
+    [
+        "runs/x/study.journal",
+        "journal:/tmp/a:b@c",
+        "s3://bucket/a@b",
+        "postgresql://me@h/d",
+        "s3://b/w?",
+        "s3://b/?a=1&",
+    ],
 )
 def test_places_without_a_password_stay_as_they_are(text: str) -> None:
     assert redacted(text) == without_password(text) == text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import random
 import tempfile
@@ -13,8 +14,9 @@ import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
 from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from profiles.config import SearchConfig
 from profiles.errors import BadInput
@@ -237,6 +239,15 @@ def test_a_changed_space_takes_over_what_is_legal(tmp_path: Path, replay: Replay
     assert third.imported.trials == len(distinct), "what two studies know is taken over once"
 
 
+def test_a_trial_with_a_parameter_that_the_space_no_longer_has_does_not_fit(tmp_path: Path, replay: Replay) -> None:
+    old = worker(tmp_path / "journal", SETTINGS.model_copy(update={"trials": 12}), replay=replay)
+    old.run(BASELINES, Budget(None))
+    settings = SETTINGS.model_copy(update={"trials": 6, "history": False})
+    new = worker(tmp_path / "journal", settings, replay=replay)
+    assert new.run(BASELINES, Budget(None)) == 6
+    assert (new.imported.trials, new.imported.skipped) == (0, 12)
+
+
 def test_taking_over_goes_on_where_it_was_killed(
     tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,6 +344,20 @@ def test_no_default_of_the_installed_sampler_goes_unrecorded() -> None:
     assert found.consider_endpoints == recorded["consider_endpoints"]
     assert found.weights is optuna.samplers._tpe.sampler.default_weights
     assert inner._gamma is None and not inner._warn_independent_sampling
+
+
+@pytest.mark.parametrize("kind", ["tpe", "random"])
+def test_streams_differ_by_seed_study_trial_and_parameter(kind: sampling.SamplerKind) -> None:
+    study, uniform = optuna.create_study(), FloatDistribution(0.0, 1.0)
+    study.add_trials([create_trial(state=TrialState.RUNNING) for _ in range(2)])
+
+    def draw(seed: int, name: str, number: int, parameter: str) -> float:
+        sampler = sampling.TrialSampler(kind, seed, name, {})
+        return float(sampler.sample_independent(study, study.trials[number], parameter, uniform))
+
+    draws = [draw(*place) for place in itertools.product((1, 2), ("a", "b"), (0, 1), ("x", "y"))]
+    assert len(set(draws)) == 16
+    assert draws == [draw(*place) for place in itertools.product((1, 2), ("a", "b"), (0, 1), ("x", "y"))]
 
 
 def test_the_sampler_and_its_seed_are_part_of_the_study(tmp_path: Path, replay: Replay) -> None:
