@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.doctor import doctor
 from commands.opening import open_configured
 from commands.options import (
     Backend,
@@ -53,6 +54,7 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
+app.command()(doctor)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
