@@ -177,7 +177,7 @@ def _tree_pass(session: Session, tokens: IntArray) -> FloatArray:
     """[n, vocab] logits of the tree `PARENTS` over n tokens; its rows stay in the cache."""
     past = session.length
     visible = np.ones((len(tokens), past + len(tokens)), dtype=np.bool_)
-    visible[:, past:] = ancestor_mask(PARENTS)
+    visible[:, past:] = ancestor_mask(list(PARENTS))
     return session.forward(tokens, past + np.array(DEPTHS), visible).logits()
 
 

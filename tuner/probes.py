@@ -119,7 +119,7 @@ def _own(modality: Modality) -> list[tuple[str, Request, int]]:
     questions = TEXT_QUESTIONS if modality == "text" else QUESTIONS
     asked = []
     for i, question in enumerate(questions):
-        content = [] if modality == "text" else [{"type": modality}]
+        content: list[dict[str, str]] = [] if modality == "text" else [{"type": modality}]
         content.append({"type": "text", "text": question})
         request = Request(
             [{"role": "user", "content": content}],
