@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
 import typer
 
 from commands.opening import open_pair
-from commands.options import Backend, Config, Data, Gpu, Json, Model, Set, configured, err, out, print_json
-
-Strict = Annotated[bool, typer.Option("--strict", help="a warning is a failure as well")]
+from commands.options import Backend, Config, Data, Gpu, Json, Model, Set, Strict, configured, err, out, print_json
 
 
 def doctor(

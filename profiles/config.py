@@ -21,9 +21,20 @@ from profiles.store import parse, read_toml
 class DataConfig(Frozen):
     """Calibration prompts and their split."""
 
-    path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
-        None
-    )
+    path: Annotated[
+        str | None,
+        Field(description="JSONL, folder of pictures, or hf:NAME[:SPLIT]; unset takes the pair's own calibration set"),
+    ] = None
+    default_prompt: Annotated[
+        str, Field(min_length=1, description="asked about pictures of a folder that come without a prompt")
+    ] = "Describe the image in detail."
+    subset: Annotated[str | None, Field(description="configuration of an hf: data set that has several")] = None
+    image_column: Annotated[str, Field(description="hf: column of the picture; '' for a text-only set")] = "image"
+    prompt_column: Annotated[str, Field(min_length=1, description="hf: column of the prompt")] = "prompt"
+    id_column: Annotated[str, Field(description="hf: column of the id that fixes a split; '' takes the row")] = ""
+    allow_synthetic: Annotated[
+        bool, Field(description="take prompts that are no language, such as random tokens; their acceptance is false")
+    ] = False
     prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
     skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False

@@ -67,14 +67,19 @@ def ask(text: str, images: Sequence[Path] = (), video: Sequence[Path] = ()) -> R
     """A one-turn request. Raises BadInput on an empty prompt or an unreadable picture."""
     if not text.strip():
         raise BadInput("the prompt is empty; a prompt needs at least one character that is not a space")
-    content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
-    content += [{"type": "video"}] if video else []
-    content.append({"type": "text", "text": text})
     return Request(
-        messages=[{"role": "user", "content": content}],
+        messages=question(text, len(images), bool(video)),
         images=[load_image(path) for path in images],
         videos=[load_video(video)] if video else [],
     )
+
+
+def question(text: str, images: int, video: bool) -> list[dict[str, Any]]:
+    """One user turn: places for its pictures, then the text."""
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
+    content += [{"type": "video"}] if video else []
+    content.append({"type": "text", "text": text})
+    return [{"role": "user", "content": content}]
 
 
 def load_image(path: Path) -> Image.Image:
