@@ -21,7 +21,7 @@ from runtime.model_side import ModelSide, read_side
 from runtime.pair import Pair
 from tests.samples import MACHINE
 from tuner.calibration import Sample, data_digest, load_samples, split_of
-from tuner.findings import Finding, Report, Status
+from tuner.findings import Finding, Status
 from tuner.inputs import hash_share, open_source
 from tuner.lint import Reader, check_language, effective_tokens, lint_data, require_sound
 from tuner.machine import Device
@@ -366,4 +366,3 @@ def test_the_command_answers_with_a_table_json_and_exit_code(tmp_path: Path) -> 
     assert done.returncode == 1, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["status"] == "warn" and "duplicates" in done.stdout
-    assert isinstance(Report(document["subject"], ()).status, str)
