@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.doctor import doctor
+from commands.lint import lint
 from commands.opening import open_configured
 from commands.options import (
     Backend,
@@ -62,6 +64,8 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
+app.command()(doctor)
+app.command()(lint)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 

@@ -29,12 +29,13 @@ out, err = (
 Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
 Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="auto, cpu, h100, ... see `sage_tune gpus`")]
-Data = Annotated[Path | None, typer.Option("--data", help="calibration JSONL")]
+Data = Annotated[str | None, typer.Option("--data", help="calibration JSONL, folder of pictures, hf:NAME[:SPLIT]")]
 Backend = Annotated[str | None, typer.Option("--backend", help="onnx or torch")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="any field: --set grid.depth=6", metavar="KEY=VALUE")]
 BudgetText = Annotated[str | None, typer.Option("--budget", help="stop cleanly after this time: 90s, 10m, 1h")]
 Out = Annotated[Path | None, typer.Option("--out", help="run folder")]
 Json = Annotated[bool, typer.Option("--json", help="end with one JSON line on stdout")]
+Strict = Annotated[bool, typer.Option("--strict", help="a warning is a failure as well")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="print the plan with estimated time and disk, then stop")]
 Ray = Annotated[
     str | None, typer.Option("--ray", help="spread the work over a Ray cluster: its address, auto, or local")
@@ -72,7 +73,7 @@ def configured(
     path: Path | None,
     model: str | None,
     gpu: str | None,
-    data: Path | None,
+    data: str | None,
     backend: str | None,
     budget: str | None,
     sets: list[str] | None,
@@ -84,7 +85,7 @@ def configured(
         {
             "model": model,
             "gpu": gpu,
-            "data.path": str(data) if data else None,
+            "data.path": data,
             "data.trace_url": trace_url,
             "backend": backend,
             "budget_s": seconds(budget),

@@ -7,7 +7,6 @@ joins the scores, not the keys: the graph never concatenates (copies) the cache.
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -35,7 +34,7 @@ from profiles.graph_contract import (
     past_names,
 )
 from profiles.provenance import digest, file_digest
-from profiles.store import atomic_path, write_json
+from profiles.store import atomic_path, cache_root, write_json
 
 OPSET = 20
 """Opset 23 and later emit the Attention operator, which TensorRT-RTX parses and then fails to build."""
@@ -124,16 +123,10 @@ def graph_key(weights_digest: str, config_digest: str) -> str:
     return digest([weights_digest, config_digest, CONTRACT_VERSION, EXPORTER_VERSION, OPSET, torch.__version__])[:16]
 
 
-def cache_folder() -> Path:
-    """Where graphs are kept: `$SAGE_TUNE_CACHE`, else the user's cache folder."""
-    root = os.environ.get("SAGE_TUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(root) / "sage_tune" / "graphs" if root else Path.home() / ".cache" / "sage_tune" / "graphs"
-
-
 def cached_step_graph(name: str, key: str, load: Callable[[], tuple[Any, str]]) -> Path:
     """Folder of a step graph, exported on first use. `load` returns the transformers model and the name of its
     cache argument; it is called only when the graph is missing."""
-    folder = cache_folder() / f"{name}-{key}"
+    folder = cache_root() / "graphs" / f"{name}-{key}"
     if not (folder / SIDE_FILE).exists():
         model, cache_argument = load()
         export_step_graph(model, folder, cache_argument)

@@ -23,9 +23,20 @@ from profiles.store import parse, read_toml
 class DataConfig(Frozen):
     """Calibration prompts and their split."""
 
-    path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
-        None
-    )
+    path: Annotated[
+        str | None,
+        Field(description="JSONL, folder of pictures, or hf:NAME[:SPLIT]; unset takes the pair's own calibration set"),
+    ] = None
+    default_prompt: Annotated[
+        str, Field(min_length=1, description="asked about pictures of a folder that come without a prompt")
+    ] = "Describe the image in detail."
+    subset: Annotated[str | None, Field(description="configuration of an hf: data set that has several")] = None
+    image_column: Annotated[str, Field(description="hf: column of the picture; '' for a text-only set")] = "image"
+    prompt_column: Annotated[str, Field(min_length=1, description="hf: column of the prompt")] = "prompt"
+    id_column: Annotated[str, Field(description="hf: column of the id that fixes a split; '' takes the row")] = ""
+    allow_synthetic: Annotated[
+        bool, Field(description="take prompts that are no language, such as random tokens; their acceptance is false")
+    ] = False
     trace_url: Annotated[
         str | None,
         Field(description="folder of the record: a path or an fsspec URL (s3://...); unset is the run folder"),

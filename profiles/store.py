@@ -41,6 +41,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def cache_root() -> Path:
+    """Where things are kept that can be made again: under `$SAGE_TUNE_CACHE`, else in the user's cache folder."""
+    root = os.environ.get("SAGE_TUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "sage_tune"
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -113,7 +113,7 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
         target=target,
         draft=draft,
         encoder=PromptEncoder(tokenizer, processor),
-        eos_ids=_eos_ids(target_source, spec.target.revision, tokenizer),
+        eos_ids=read_eos_ids(target_source, spec.target.revision, tokenizer),
         record=_record(spec, tokenizer, processor),
         threads=plan.threads,
         device=plan.device,
@@ -132,7 +132,8 @@ def check_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
     )
 
 
-def _eos_ids(source: str, revision: str | None, tokenizer: Any) -> frozenset[int]:
+def read_eos_ids(source: str, revision: str | None, tokenizer: Any) -> frozenset[int]:
+    """Ids that end an output: of the generation configuration, else of the tokenizer. Raises BadInput without any."""
     from transformers import GenerationConfig
 
     try:

@@ -45,19 +45,41 @@ class Prompt:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def extended(self, tokens: IntArray) -> Prompt:
+        """The prompt followed by text tokens [n]. Vision inputs with an entry per token (token types) grow by the
+        entry of text, 0."""
+        length, more = len(self), len(tokens)
+        vision = {
+            name: value if tuple(value.shape) != (1, length) else _padded(value, more)
+            for name, value in self.vision.items()
+        }
+        return Prompt(np.concatenate([self.input_ids, np.asarray(tokens, dtype=np.int64)]), vision, self.modality)
+
+
+def _padded(rows: Any, more: int) -> Any:
+    """[1, L] tensor to [1, L + more], filled with zeros."""
+    longer = rows.new_zeros((1, rows.shape[1] + more))
+    longer[:, : rows.shape[1]] = rows
+    return longer
+
 
 def ask(text: str, images: Sequence[Path] = (), video: Sequence[Path] = ()) -> Request:
     """A one-turn request. Raises BadInput on an empty prompt or an unreadable picture."""
     if not text.strip():
         raise BadInput("the prompt is empty; a prompt needs at least one character that is not a space")
-    content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
-    content += [{"type": "video"}] if video else []
-    content.append({"type": "text", "text": text})
     return Request(
-        messages=[{"role": "user", "content": content}],
+        messages=question(text, len(images), bool(video)),
         images=[load_image(path) for path in images],
         videos=[load_video(video)] if video else [],
     )
+
+
+def question(text: str, images: int, video: bool) -> list[dict[str, Any]]:
+    """One user turn: places for its pictures, then the text."""
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
+    content += [{"type": "video"}] if video else []
+    content.append({"type": "text", "text": text})
+    return [{"role": "user", "content": content}]
 
 
 def load_image(path: Path) -> Image.Image:

@@ -19,6 +19,7 @@ from runtime.pair import Pair
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
+from tuner.lint import fast_findings, require_sound
 from tuner.machine import Device, fingerprint, versions
 from tuner.outcomes import Record
 from tuner.progress import Progress
@@ -106,17 +107,12 @@ class PartlyRecorded:
 
 def samples_of(config: TuneConfig, spec: PairSpec) -> list[Sample]:
     """Calibration samples of a configuration: its own file, else the pair's. Raises BadInput without either."""
-    path = Path(config.data.path) if config.data.path else spec.calibration_path()
-    if path is None:
-        raise BadInput(f"'{spec.name}' ships no calibration set; give one with --data FILE.jsonl")
-    samples = load_samples(path, config.data)
-    needed = {m for m in spec.modalities if m != "text"}
-    if needed and not any(s.modality in needed for s in samples):
+    data = config.data.path or spec.calibration_path()
+    if data is None:
         raise BadInput(
-            f"{path} is text only, but '{spec.name}' is profiled for {', '.join(sorted(needed))}; acceptance on "
-            "text says nothing about pictures"
+            f"'{spec.name}' ships no calibration set; give one with --data (a JSONL file, a folder, hf:NAME)"
         )
-    return samples
+    return load_samples(data, config.data)
 
 
 def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceManifest:
@@ -141,9 +137,11 @@ def recording_share(budget: Budget) -> Budget:
 def profile(
     pair: Pair, config: TuneConfig, device: Device, run: RunFolder, budget: Budget, progress: Progress
 ) -> Profiled:
-    """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early."""
+    """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early, BadInput
+    for bad samples before one is recorded."""
     samples = samples_of(config, pair.spec)
     reserve = recording_share(budget)
+    require_sound(samples, config, pair.spec, pair.encoder.tokenizer)
     recorder = begin(pair, config, device, run, samples)
     with progress.task("recording traces", len(samples)) as advance:
         done, skipped = recorder.record_all(samples, reserve, config.data.skip_bad, lambda _: advance(1))
@@ -233,6 +231,7 @@ def _covers(table: CostTable, record: Record) -> bool:
 def estimate(pair: Pair, config: TuneConfig, folder: Path, shard: Shard | None = None) -> str:
     """The plan of a `profile` run. Time and disk are extrapolated from one sample, recorded into a scratch folder."""
     samples = samples_of(config, pair.spec)
+    found = fast_findings(samples, config, pair.spec, pair.encoder.tokenizer)
     manifest = manifest_of(pair, config, samples)
     location = trace_location(config, folder)
     missing = TraceStore(location).missing([sample.id for sample in samples])
@@ -254,5 +253,6 @@ def estimate(pair: Pair, config: TuneConfig, folder: Path, shard: Shard | None =
         f"  time {config.timing.samples} rounds or more per tree shape, verify sizes {list(grid.verify_sizes)}",
         f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
         f"{part_bytes * len(samples) / 1e6:.0f} MB",
+        *(f"{f.status} {f.check}: {f.text}" for f in found if f.status != "pass"),
     ]
     return "\n".join(lines)
