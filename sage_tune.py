@@ -24,12 +24,16 @@ from commands.options import (
     BudgetText,
     Config,
     Data,
+    DeviceMap,
+    Draft,
     DryRun,
+    Estimated,
     Gpu,
     Json,
     Model,
     Out,
     Set,
+    Target,
     assignments,
     budget_of,
     command_line,
@@ -41,9 +45,9 @@ from commands.options import (
     seconds,
 )
 from profiles.admission import admit
-from profiles.config import TuneConfig, load_config, retuned, to_toml
+from profiles.config import load_config, retuned, to_toml
 from profiles.errors import BadInput, SageError
-from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
+from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names, named_pair
 from profiles.store import load_profile, write_text
 
 app = typer.Typer(
@@ -80,12 +84,16 @@ def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = Fals
 def profile(
     config_path: Config = None,
     model: Model = None,
+    target: Target = None,
+    draft: Draft = None,
     gpu: Gpu = None,
+    device_map: DeviceMap = None,
     data: Data = None,
     backend: Backend = None,
     out_folder: Out = None,
     budget: BudgetText = None,
     dry_run: DryRun = False,
+    estimated: Estimated = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
@@ -95,7 +103,18 @@ def profile(
     from tuner.run_folder import RunFolder
     from tuner.screens import cost_screen, curve_screen
 
-    config = configured(config_path, model, gpu, data, backend, budget, sets)
+    config = configured(
+        config_path, model, gpu, data, backend, budget, sets, target=target, draft=draft, device_map=device_map
+    )
+    if estimated:
+        from tuner.roofline import estimate_pair
+        from tuner.screens import estimate_screen
+
+        sheet = estimate_pair(config)
+        out.print(estimate_screen(sheet))
+        if as_json:
+            print_json(sheet.document())
+        return
     pair, config, device = open_configured(config)
     folder = out_folder or Path("runs") / f"{pair.spec.name}-{config.gpu}"
     if dry_run:
@@ -163,12 +182,16 @@ def run(
     from tuner.screens import stats_table
 
     saved = frozen.fingerprint
-    config = TuneConfig(
-        model=model or frozen.pair.name,
-        gpu="cpu" if saved.device == "cpu" else "auto",
-        backend="onnx" if saved.backend == "onnx" else "torch",
-        dtype=saved.dtype,  # type: ignore[arg-type]  # validated by the schema
-        threads=min(saved.threads, len(os.sched_getaffinity(0))),
+    config = load_config(
+        None,
+        {
+            **named_pair(frozen.pair, model),
+            "gpu": "cpu" if saved.device == "cpu" else "auto",
+            "backend": "onnx" if saved.backend == "onnx" else "torch",
+            "dtype": saved.dtype,
+            "device_map": saved.device_map,
+            "threads": min(saved.threads, len(os.sched_getaffinity(0))),
+        },
     )
     pair, config, device = open_configured(config)
     for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
@@ -214,19 +237,24 @@ def init(
 
 @app.command()
 def models() -> None:
-    """Pairs that are known by name."""
+    """Pairs that are known by name, and which of them fit this machine."""
+    from tuner.machine import find_device
     from tuner.screens import models_table
 
-    out.print(models_table([load_pair_spec(name) for name in model_names()]))
+    device = find_device("auto")
+    out.print(models_table([load_pair_spec(name) for name in model_names()], device.memory_bytes))
+    memory = "" if device.memory_bytes is None else f", {device.memory_bytes / (1 << 30):.0f} GiB"
+    out.print(f"this machine: {device.product}{memory}; a pair that does not fit one device may fit several")
 
 
 @app.command()
 def gpus() -> None:
     """Devices that are known by name, and what this machine is."""
-    from tuner.machine import core_count, find_device
+    from tuner.machine import accelerators, core_count, find_device
     from tuner.screens import gpus_table
 
-    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()]))
+    here = {device.spec_name for device in accelerators()} | {"cpu"}
+    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()], here))
     device = find_device("auto")
     out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
 

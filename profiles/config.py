@@ -127,6 +127,10 @@ class TuneConfig(Frozen):
     """The whole document."""
 
     model: Annotated[str, Field(description="registered pair, or a pair TOML of your own")] = "tiny-llava-ov"
+    target: Annotated[
+        str | None, Field(description="hub id or folder in place of the pair's target; with draft, a pair of its own")
+    ] = None
+    draft: Annotated[str | None, Field(description="hub id or folder in place of the pair's draft")] = None
     gpu: Annotated[str, Field(description="device: auto, cpu, h100, ... (see `sage_tune gpus`)")] = "auto"
     backend: Annotated[
         Literal["auto", "onnx", "torch"], Field(description="inference engine; auto takes the pair's own")
@@ -135,6 +139,13 @@ class TuneConfig(Frozen):
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="weights and activations; auto takes the pair's own"),
     ] = "auto"
+    device_map: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?)$",
+            description="spread the target over devices as transformers does: auto, balanced, sequential, cuda:1",
+        ),
+    ] = None
     threads: Annotated[
         int, Field(ge=0, le=1024, description="CPU threads, pinned and recorded; 0 takes every core")
     ] = 0

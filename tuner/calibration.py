@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from profiles.config import DataConfig
 from profiles.errors import BadInput
+from profiles.families import Modality
 from profiles.provenance import digest, file_digest
-from runtime.prompts import Modality, Request, ask, load_image, load_video
+from runtime.prompts import Request, ask, load_image, load_video
 
 Split = Literal["tune", "select", "report"]
 SPLITS: tuple[Split, ...] = ("tune", "select", "report")
