@@ -115,7 +115,7 @@ def given_source(text: str) -> ModelSource:
     Raises BadInput for a folder that is not here.
     """
     folder = Path(text).expanduser()
-    if folder.is_dir():
+    if text and folder.is_dir():
         return ModelSource(path=str(folder.resolve()))
     hub, _, revision = text.partition("@")
     if not re.fullmatch(r"[\w][\w.-]*/[\w][\w.-]*", hub):
@@ -128,11 +128,11 @@ def own_pair(base: PairSpec, target: str | None, draft: str | None) -> PairSpec:
     One given: it takes the place of `base`'s. Reads the target's configuration, no weights."""
     if target is None and draft is None:
         return base
-    names = (target or base.name, draft or base.draft.label())
+    names = (base.name if target is None else target, base.draft.label() if draft is None else draft)
     spec = PairSpec(
         name="+".join(Path(name.partition("@")[0]).name for name in names),
-        target=given_source(target) if target else _absolute(base, base.target),
-        draft=given_source(draft) if draft else _absolute(base, base.draft),
+        target=_absolute(base, base.target) if target is None else given_source(target),
+        draft=_absolute(base, base.draft) if draft is None else given_source(draft),
         family=base.family if target is None else None,
         dtype=base.dtype,
         modalities=base.modalities,

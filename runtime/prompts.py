@@ -33,6 +33,18 @@ class Request:
     def modality(self) -> Modality:
         return "video" if self.videos else "image" if self.images else "text"
 
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages of a text request with strings as contents: templates of text-only models know no parts."""
+        return [
+            m | {"content": "".join(part["text"] for part in m["content"])} if isinstance(m.get("content"), list) else m
+            for m in self.messages
+        ]
+
+    def places(self, kind: str) -> int:
+        """Entries of a kind in the messages."""
+        contents = [m.get("content") for m in self.messages]
+        return sum(part.get("type") == kind for c in contents if isinstance(c, list) for part in c)
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -123,11 +135,16 @@ class PromptEncoder:
         if request.modality not in self._reads:
             read = "text only" if self.processor is None else f"{' and '.join(self._reads)} only"
             raise BadInput(f"this pair reads {read}, the request has a {request.modality}")
+        for kind, given in (("image", request.images), ("video", request.videos)):
+            places = request.places(kind)
+            if places != len(given):
+                raise BadInput(f"the messages have {places} places of type '{kind}', {len(given)} were given")
         template = chat_template(self.tokenizer, self.processor)
         if template is None:
             raise BadInput("the pair has no chat template; messages cannot be turned into a prompt")
+        messages = request.messages if self.processor is not None else request.plain_messages()
         text = self.tokenizer.apply_chat_template(
-            request.messages, chat_template=template, add_generation_prompt=True, tokenize=False
+            messages, chat_template=template, add_generation_prompt=True, tokenize=False
         )
         if request.modality == "text":
             ids = np.asarray(self.tokenizer(text, **self._special(text))["input_ids"], dtype=np.int64)
@@ -151,7 +168,7 @@ class PromptEncoder:
                 **self._special(text),
             )
         except ValueError as error:
-            raise BadInput(f"the pictures do not fit the messages: {str(error).strip().splitlines()[0]}") from error
+            raise BadInput(f"the pictures cannot be read: {str(error).strip().splitlines()[0]}") from error
         inputs = dict(made)
         inputs.pop("attention_mask", None)
         ids = inputs.pop("input_ids")[0].numpy().astype(np.int64)

@@ -57,7 +57,7 @@ class TinyFamily:
     images: dict[str, Any]
     """preprocessor_config.json"""
     processor: dict[str, Any]
-    """processor_config.json"""
+    """processor_config.json, which some families are published without"""
     vision: dict[str, Any] = field(default_factory=dict)
     markup: str = "<image>"
     draft: TinyFamily | None = None
@@ -247,7 +247,8 @@ def build_model(name: str, family: TinyFamily, folder: Path) -> Any:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(family.images))
-    (folder / "processor_config.json").write_text(json.dumps(family.processor))
+    if family.processor:
+        (folder / "processor_config.json").write_text(json.dumps(family.processor))
     return model
 
 

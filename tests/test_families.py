@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from profiles.errors import BadInput
 from profiles.families import FAMILIES as KNOWN
 from profiles.policy import PolicySource, Tier
-from runtime.backends.torch_backend import TorchModel
+from runtime.backends.torch_backend import TorchModel, require_full_attention
 from runtime.decode import generate, plain_policy
 from runtime.draft_prompts import OwnPromptSession
 from runtime.pair import Pair, PairPlan, load_pair
@@ -223,8 +225,12 @@ def test_videos_of_other_families_are_refused_by_name(load: Any, tmp_path: Path)
 
 
 def test_pictures_must_match_their_places(pair: Pair) -> None:
-    for request in (turns("#one place", images=[picture(1), picture(2)]), turns("no place", images=[picture(1)])):
-        with pytest.raises(BadInput, match="the pictures do not fit the messages"):
+    for request, places, given in (
+        (turns("#one place", images=[picture(1), picture(2)]), 1, 2),
+        (turns("no place", images=[picture(1)]), 0, 1),
+        (turns("#no picture"), 1, 0),
+    ):
+        with pytest.raises(BadInput, match=f"have {places} places of type 'image', {given} were given"):
             pair.encoder.encode(request)
 
 
@@ -242,6 +248,44 @@ def test_the_begin_token_is_written_once(load: Any) -> None:
     finally:
         encoder.processor.chat_template = template
         tokenizer.bos_token = None
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        (transformers.MistralConfig(sliding_window=64), "sliding_attention"),
+        (transformers.Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=1), "sliding_attention"),
+        (transformers.Llama4TextConfig(), "chunked_attention"),
+    ],
+)
+def test_layers_that_a_tree_mask_does_not_reach_are_refused(config: Any, kind: str) -> None:
+    with pytest.raises(BadInput, match=f"x has {kind} layers, whose tree masks are not supported"):
+        require_full_attention(config, "x")
+    for harmless in (transformers.MistralConfig(sliding_window=None), transformers.Qwen2Config(sliding_window=99)):
+        require_full_attention(harmless, "x")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("device_map", [None, "auto"])
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_families_conform_on_cuda(tmp_path: Path, name: str, device_map: str | None) -> None:
+    spec = build_pair(name, tmp_path)
+    pair = load_pair(PairPlan(spec, "torch", "float32", "cuda:0", 1, device_map=device_map))
+    check_backend(pair.target, pair.encoder.encode(REQUESTS["image first"]))
+
+
+def test_a_template_beside_the_processor_is_found(tmp_path: Path) -> None:
+    """Older hub folders keep it in chat_template.json, where a tokenizer does not look."""
+    spec = build_pair("llava_next", tmp_path)
+    for part in ("target", "draft"):
+        inside = (tmp_path / part / "chat_template.jinja").read_text()
+        (tmp_path / part / "chat_template.jinja").unlink()
+        (tmp_path / part / "chat_template.json").write_text(json.dumps({"chat_template": "BEGIN " + inside}))
+    pair = load_pair(PairPlan(spec, "torch", "float32", "cpu", 1))
+    assert pair.encoder.tokenizer.chat_template is None
+    prompt = pair.encoder.encode(turns("#what?", images=[picture(1)]))
+    assert pair.decode(prompt.input_ids.tolist()).startswith("BEGIN ")
 
 
 def test_a_family_that_is_not_known_is_refused(tmp_path: Path) -> None:

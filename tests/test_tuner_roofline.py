@@ -22,10 +22,7 @@ from tuner.roofline import FREE_SLACK, PairFacts, estimate_costs, estimate_pair,
 
 H100 = load_gpu_spec("h100-sxm")
 SHAPES = {
-    name: source.shape
-    for name in model_names()
-    for source in [load_pair_spec(name).target]
-    if source.shape is not None
+    name: source.shape for name in model_names() for source in [load_pair_spec(name).target] if source.shape is not None
 }
 shapes = st.sampled_from(sorted(SHAPES)).map(SHAPES.__getitem__)
 gpus = st.sampled_from([n for n in gpu_names() if n != "cpu"]).map(load_gpu_spec)
@@ -89,7 +86,7 @@ def test_what_has_no_figures_is_not_estimated() -> None:
     shape = SHAPES["llava-ov-7b"]
     with pytest.raises(BadInput, match="'cpu' has no published figures"):
         pass_ns(shape, load_gpu_spec("cpu"), "bfloat16", 1, 0)
-    with pytest.raises(BadInput, match="estimates are made for bfloat16 and float16, .* not float32"):
+    with pytest.raises(BadInput, match=r"estimates are made for bfloat16 and float16, .* not float32"):
         pass_ns(shape, H100, "float32", 1, 0)
 
 

@@ -169,14 +169,15 @@ def load_transformers(files: ModelFiles) -> Any:
 def spread(model: Any, files: ModelFiles) -> int:
     """How many devices a device map put layers on. Raises HardwareMissing when some were left to host memory or
     disk: every pass would wait for them, and no measured time would mean anything."""
-    used = {str(device) for device in model.hf_device_map.values()}
-    offloaded = sorted(name for name, device in model.hf_device_map.items() if str(device) in ("cpu", "disk"))
+    # transformers keeps the map on the model only when it names more than one device
+    placed = getattr(model, "hf_device_map", None) or {"the whole model": model.get_input_embeddings().weight.device}
+    offloaded = sorted(name for name, device in placed.items() if str(device) in ("cpu", "disk"))
     if files.device != "cpu" and offloaded:
         raise HardwareMissing(
             f"device map '{files.device_map}' left {len(offloaded)} parts of {files.source} in host memory or on disk "
             f"({offloaded[0]}, ...); the devices are too small for it"
         )
-    return len(used)
+    return len({str(device) for device in placed.values()})
 
 
 def require_full_attention(text: Any, source: str) -> None:
