@@ -20,7 +20,7 @@ import torch
 from transformers import AttentionInterface
 
 from profiles.errors import BadInput
-from profiles.families import FAMILIES, require_graph
+from profiles.families import require_graph, text_side
 from profiles.graph_contract import (
     CONTRACT_VERSION,
     EMBEDDINGS_FILE,
@@ -151,8 +151,7 @@ def export_step_graph(model: Any, folder: Path, cache_argument: str) -> StepGrap
     config = model.config.get_text_config()
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise BadInput(f"only full-attention layers can be exported, got {config.layer_types}")
-    family = FAMILIES.get(model.config.model_type)
-    text = model.model if family is None else getattr(model.model, family.text_side)
+    text = text_side(model)
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     folder.mkdir(parents=True, exist_ok=True)

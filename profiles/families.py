@@ -8,7 +8,7 @@ share one interface, and layers that a tree mask does not reach are refused when
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from profiles.errors import BadInput
 from profiles.policy import Frozen
@@ -64,3 +64,9 @@ def require_graph(model_type: str) -> None:
     family = FAMILIES.get(model_type)
     if family is not None and family.no_graph:
         raise BadInput(f"'{model_type}' has no step graph: {family.no_graph}; use --backend torch")
+
+
+def text_side(model: Any) -> Any:
+    """The decoder inside a transformers model, without tower and head."""
+    family = FAMILIES.get(model.config.model_type)
+    return model.model if family is None else getattr(model.model, family.text_side)

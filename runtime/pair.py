@@ -15,7 +15,7 @@ from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
 from runtime.draft_prompts import OwnPromptModel
-from runtime.model_facts import needed_gib, read_config, require_reachable
+from runtime.model_facts import needed_gib, read_config
 from runtime.prompts import PromptEncoder, chat_template
 
 HASHED_WHOLE_BYTES = 2 << 30
@@ -97,7 +97,6 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     for source in (spec.target, spec.draft):
         if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
             raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
-        require_reachable(source)
     (config, tokenizer, processor), (_, draft_tokenizer, draft_processor) = (
         _reader(spec, source) for source in (spec.target, spec.draft)
     )

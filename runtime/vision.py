@@ -18,7 +18,7 @@ from transformers import AutoImageProcessor
 from transformers.feature_extraction_utils import BatchFeature
 
 from profiles.errors import BadInput
-from profiles.families import FAMILIES
+from profiles.families import FAMILIES, text_side
 from runtime.policy.tree import FloatArray, IntArray
 from runtime.prompts import Prompt
 
@@ -86,12 +86,6 @@ def reading_rules(processor: Any) -> dict[str, Any]:
     arguments = inspect.signature(type(processor).__init__).parameters.keys() - {"chat_template"}
     plain = {k: v for k, v in vars(processor).items() if k in arguments and isinstance(v, int | float | str)}
     return {**plain, "processor": type(processor).__name__, "images": processor.image_processor.to_dict()}
-
-
-def text_side(model: Any) -> Any:
-    """The decoder of a transformers model, without tower and head."""
-    family = FAMILIES.get(model.config.model_type)
-    return model.model if family is None else getattr(model.model, family.text_side)
 
 
 class _Captured(Exception):

@@ -140,6 +140,12 @@ def test_an_engine_that_cannot_run_a_family_is_refused_before_loading() -> None:
         plan_pair(TuneConfig(model="qwen3-vl-32b", gpu="cpu", backend="onnx"))
 
 
+def test_an_automatic_dtype_is_one_that_the_engine_runs() -> None:
+    for backend, dtype in (("onnx", "float32"), ("torch", "bfloat16")):
+        plan = plan_pair(TuneConfig(model="smolvlm", gpu="cpu", backend=backend))[0]  # type: ignore[arg-type]
+        assert plan.dtype == dtype
+
+
 def test_devices_are_known_by_their_whole_name() -> None:
     assert [spec.name for spec in gpu_specs("h100")] == ["h100-sxm", "h100-nvl", "h100-pcie"]
     assert [spec.name for spec in gpu_specs("h20")] == ["h20"]

@@ -32,7 +32,9 @@ def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     threads, cores = config.threads or core_count(), core_count()
     if threads > cores:
         raise BadInput(f"threads <= cores must hold, got {threads} threads for {cores} cores")
-    dtype = spec.dtype if config.dtype == "auto" else config.dtype
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if backend == "onnx" else spec.dtype  # graphs are exported in float32 only
     resolved = config.model_copy(
         update={"gpu": device.spec_name, "backend": backend, "dtype": dtype, "threads": threads}
     )
