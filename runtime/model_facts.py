@@ -34,11 +34,11 @@ def parameter_count(spec: PairSpec, source: ModelSource) -> int:
     if source.weights_gib is not None:
         return round(source.weights_gib * (1 << 30) / DTYPE_BYTES[spec.dtype])
     folder = Path(spec.resolve(source)) if source.hub is None else _cached(source)
-    files = [] if folder is None else sorted(folder.glob("*.safetensors"))
+    files = [] if folder is None else _weight_files(folder)
     if files:
         return sum(_parameters_in(path) for path in files)
     if source.hub is None:
-        raise BadInput(f"{folder} holds no safetensors weights")
+        raise BadInput(f"{folder} holds no complete safetensors weights")
     from huggingface_hub import get_safetensors_metadata
 
     metadata = _ask_hub(source, lambda: get_safetensors_metadata(str(source.hub), revision=source.revision))
@@ -69,6 +69,16 @@ def _cached(source: ModelSource) -> Path | None:
 
     found = try_to_load_from_cache(str(source.hub), "config.json", revision=source.revision)
     return Path(found).parent if isinstance(found, str) else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; none when its index names one that is not there."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [folder / name for name in sorted(named)]
+        return files if all(path.exists() for path in files) else []
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _parameters_in(path: Path) -> int:

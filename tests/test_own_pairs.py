@@ -14,9 +14,11 @@ from profiles.errors import BadInput, HardwareMissing
 from profiles.policy_profile import ModelRecord, PairRecord
 from profiles.registry import ModelSource, PairSpec, gpu_specs, load_gpu_spec, load_pair_spec, named_pair
 from runtime import model_facts
+from runtime.backends import load_model
 from runtime.model_facts import given_source, needed_gib, own_pair, parameter_count, require_reachable
 from runtime.pair import PairPlan, load_pair
 from runtime.prompts import Request
+from tests.conftest import model_files
 from tests.families import build_pair
 from tuner import machine
 from tuner.machine import Device, find_device, memory_bytes
@@ -49,6 +51,22 @@ def test_two_folders_make_a_pair_of_their_own(own_pair_file: Path) -> None:
     assert needed_gib(spec, "bfloat16") == needed_gib(spec, "float32") / 2 == parameters * 2 / (1 << 30)
     pair = load_pair(PairPlan(spec, "torch", "float32", "cpu", 1))
     assert pair.record.target.source == str(folder / "target")
+
+
+def test_weights_in_several_files_are_counted_once_and_only_whole(own_pair_file: Path) -> None:
+    folder = own_pair_file.parent
+    spec = load_pair_spec(str(own_pair_file))
+    whole = parameter_count(spec, spec.target)
+    model = AutoModelForCausalLM.from_pretrained(folder / "target")
+    model.save_pretrained(folder / "target", max_shard_size="50KB")
+    (folder / "target" / "model.safetensors").unlink(missing_ok=True)
+    shards = sorted((folder / "target").glob("*.safetensors"))
+    assert len(shards) > 1 and parameter_count(spec, spec.target) == whole
+    shards[0].unlink()
+    with pytest.raises(BadInput, match="holds no complete safetensors weights"):
+        parameter_count(spec, spec.target)
+    with pytest.raises(BadInput, match="cannot be loaded"):
+        load_model("torch", model_files(folder / "target"))
 
 
 def test_one_given_model_takes_the_place_of_the_pairs_own(tmp_path: Path) -> None:

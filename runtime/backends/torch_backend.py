@@ -147,7 +147,7 @@ class TorchModel(Model):
 def load_transformers(files: ModelFiles) -> Any:
     """The transformers model of a folder or hub id, in evaluation mode, sdpa attention, no remote code.
 
-    Raises BadInput when a device map is asked for without the package that transformers needs for it.
+    Raises BadInput when weights are missing, or a device map is asked for without the package that it needs.
     """
     config = AutoConfig.from_pretrained(files.source, revision=files.revision)
     kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
@@ -156,13 +156,16 @@ def load_transformers(files: ModelFiles) -> Any:
         if find_spec("accelerate") is None:
             raise BadInput("a device map needs a package that is not installed: pip install 'sage_tune[multi-gpu]'")
         placement["device_map"] = files.device_map
-    model = kind.from_pretrained(
-        files.source,
-        revision=files.revision,
-        dtype=getattr(torch, files.dtype),
-        attn_implementation="sdpa",
-        **placement,
-    )
+    try:
+        model = kind.from_pretrained(
+            files.source,
+            revision=files.revision,
+            dtype=getattr(torch, files.dtype),
+            attn_implementation="sdpa",
+            **placement,
+        )
+    except OSError as error:
+        raise BadInput(f"{files.source} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     return model.eval()
 
 
