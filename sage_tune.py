@@ -26,7 +26,10 @@ from commands.options import (
     BudgetText,
     Config,
     Data,
+    DeviceMap,
+    Draft,
     DryRun,
+    Estimated,
     Gpu,
     Json,
     Merge,
@@ -38,6 +41,7 @@ from commands.options import (
     Shards,
     ShardText,
     Storage,
+    Target,
     TraceUrl,
     Workers,
     assignments,
@@ -52,9 +56,10 @@ from commands.options import (
     seconds,
 )
 from profiles.admission import admit
-from profiles.config import TuneConfig, load_config, retuned, to_toml
+from profiles.config import load_config, retuned
+from profiles.config_text import to_toml
 from profiles.errors import BadInput, SageError
-from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
+from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names, named_pair
 from profiles.store import load_profile, write_text
 
 app = typer.Typer(
@@ -93,7 +98,10 @@ def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = Fals
 def profile(
     config_path: Config = None,
     model: Model = None,
+    target: Target = None,
+    draft: Draft = None,
     gpu: Gpu = None,
+    device_map: DeviceMap = None,
     data: Data = None,
     backend: Backend = None,
     out_folder: Out = None,
@@ -104,6 +112,7 @@ def profile(
     ray: Ray = None,
     shards: Shards = None,
     dry_run: DryRun = False,
+    estimated: Estimated = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
@@ -111,7 +120,17 @@ def profile(
     from commands.profile import Spread, run_profile
 
     require_together(ray=ray, shards=shards)
-    config = configured(config_path, model, gpu, data, backend, budget, sets, trace_url)
+    own = {"target": target, "draft": draft, "device_map": device_map, "data.trace_url": trace_url}
+    config = configured(config_path, model, gpu, data, backend, budget, sets, **own)
+    if estimated:
+        from tuner.roofline import estimate_pair
+        from tuner.screens import estimate_screen
+
+        sheet = estimate_pair(config)
+        out.print(estimate_screen(sheet))
+        if as_json:
+            print_json(sheet.document())
+        return
     spread = Spread(shard, tuple(merge or ()), ray, shards)
     found, folder = run_profile(config, out_folder, spread, dry_run)
     if isinstance(found, str):
@@ -216,12 +235,16 @@ def run(
     from tuner.screens import stats_table
 
     saved = frozen.fingerprint
-    config = TuneConfig(
-        model=model or frozen.pair.name,
-        gpu="cpu" if saved.device == "cpu" else "auto",
-        backend="onnx" if saved.backend == "onnx" else "torch",
-        dtype=saved.dtype,  # type: ignore[arg-type]  # validated by the schema
-        threads=min(saved.threads, len(os.sched_getaffinity(0))),
+    config = load_config(
+        None,
+        {
+            **named_pair(frozen.pair, model),
+            "gpu": "cpu" if saved.device == "cpu" else "auto",
+            "backend": "onnx" if saved.backend == "onnx" else "torch",
+            "dtype": saved.dtype,
+            "device_map": saved.device_map,
+            "threads": min(saved.threads, len(os.sched_getaffinity(0))),
+        },
     )
     pair, config, device = open_configured(config)
     for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
@@ -267,19 +290,24 @@ def init(
 
 @app.command()
 def models() -> None:
-    """Pairs that are known by name."""
+    """Pairs that are known by name, and which of them fit this machine."""
+    from tuner.machine import find_device
     from tuner.screens import models_table
 
-    out.print(models_table([load_pair_spec(name) for name in model_names()]))
+    device = find_device("auto")
+    out.print(models_table([load_pair_spec(name) for name in model_names()], device.memory_bytes))
+    memory = "" if device.memory_bytes is None else f", {device.memory_bytes / (1 << 30):.0f} GiB"
+    out.print(f"this machine: {device.product}{memory}; a pair that does not fit one device may fit several")
 
 
 @app.command()
 def gpus() -> None:
     """Devices that are known by name, and what this machine is."""
-    from tuner.machine import core_count, find_device
+    from tuner.machine import accelerators, core_count, find_device
     from tuner.screens import gpus_table
 
-    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()]))
+    here = {device.spec_name for device in accelerators()} | {"cpu"}
+    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()], here))
     device = find_device("auto")
     out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
 

@@ -28,6 +28,14 @@ out, err = (
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
 Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
+Target = Annotated[str | None, typer.Option("--target", help="hub id or folder; with --draft, a pair of its own")]
+Draft = Annotated[str | None, typer.Option("--draft", help="hub id or folder in place of the pair's draft")]
+DeviceMap = Annotated[
+    str | None, typer.Option("--device-map", help="spread the target over several devices: auto, balanced, sequential")
+]
+Estimated = Annotated[
+    bool, typer.Option("--estimate", help="costs of a device that is not here, by its data sheet; measures nothing")
+]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="auto, cpu, h100, ... see `sage_tune gpus`")]
 Data = Annotated[str | None, typer.Option("--data", help="calibration JSONL, folder of pictures, hf:NAME[:SPLIT]")]
 Backend = Annotated[str | None, typer.Option("--backend", help="onnx or torch")]
@@ -77,18 +85,18 @@ def configured(
     backend: str | None,
     budget: str | None,
     sets: list[str] | None,
-    trace_url: str | None = None,
+    **fields: Any,
 ) -> TuneConfig:
-    """The configuration of a command: its file, overridden by its flags."""
+    """The configuration of a command: its file, overridden by its flags. `fields` are flags by field name."""
     return load_config(
         path,
         {
             "model": model,
             "gpu": gpu,
             "data.path": data,
-            "data.trace_url": trace_url,
             "backend": backend,
             "budget_s": seconds(budget),
+            **fields,
             **assignments(sets),
         },
     )

@@ -19,6 +19,7 @@ import torch
 from transformers import AttentionInterface
 
 from profiles.errors import BadInput
+from profiles.families import require_graph, text_side
 from profiles.graph_contract import (
     CONTRACT_VERSION,
     EMBEDDINGS_FILE,
@@ -137,12 +138,13 @@ def export_step_graph(model: Any, folder: Path, cache_argument: str) -> StepGrap
     """Write graph, embedding table and side file of a loaded transformers model (float32) to `folder`.
 
     The side file comes last and is written atomically: a folder without it is an unfinished export.
-    Raises BadInput for a text side whose layers are not all full attention.
+    Raises BadInput for a family without a step graph, and for a text side whose layers are not all full attention.
     """
+    require_graph(model.config.model_type)
     config = model.config.get_text_config()
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise BadInput(f"only full-attention layers can be exported, got {config.layer_types}")
-    text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+    text = text_side(model)
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     folder.mkdir(parents=True, exist_ok=True)

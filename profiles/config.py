@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, field_serializer, field_validator, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
 from profiles.frozen import Frozen
@@ -218,6 +218,10 @@ class TuneConfig(Frozen):
     """The whole document."""
 
     model: Annotated[str, Field(description="registered pair, or a pair TOML of your own")] = "tiny-llava-ov"
+    target: Annotated[
+        str | None, Field(description="hub id or folder in place of the pair's target; with draft, a pair of its own")
+    ] = None
+    draft: Annotated[str | None, Field(description="hub id or folder in place of the pair's draft")] = None
     gpu: Annotated[str, Field(description="device: auto, cpu, h100, ... (see `sage_tune gpus`)")] = "auto"
     backend: Annotated[
         Literal["auto", "onnx", "torch"], Field(description="inference engine; auto takes the pair's own")
@@ -226,6 +230,13 @@ class TuneConfig(Frozen):
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="weights and activations; auto takes the pair's own"),
     ] = "auto"
+    device_map: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?)$",
+            description="spread the target over devices as transformers does: auto, balanced, sequential, cuda:1",
+        ),
+    ] = None
     threads: Annotated[
         int, Field(ge=0, le=1024, description="CPU threads, pinned and recorded; 0 takes every core")
     ] = 0
@@ -308,37 +319,3 @@ def retuned(recorded: TuneConfig, path: Path | None, overrides: dict[str, Any]) 
     if path is not None:
         raw |= {key: value for key, value in read_toml(path).items() if key in RETUNABLE}
     return _overridden(raw, overrides, str(path) if path else "flags")
-
-
-def to_toml(config: TuneConfig) -> str:
-    """The document as commented TOML; reading it back gives the same configuration."""
-    lines = ["# sage_tune configuration. Flags on the command line override single fields."]
-    _write_fields(config, "", lines)
-    return "\n".join(lines) + "\n"
-
-
-def _write_fields(model: BaseModel, table: str, lines: list[str]) -> None:
-    nested: list[tuple[str, BaseModel]] = []
-    written = model.model_dump()
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            nested.append((f"{table}.{name}" if table else name, value))
-            continue
-        value = written[name]
-        lines.append(f"# {field.description}")
-        lines.append(f"# {name} =" if value is None else f"{name} = {_toml_value(value)}")
-    for name, child in nested:
-        lines += ["", f"# {(type(child).__doc__ or '').splitlines()[0]}", f"[{name}]"]
-        _write_fields(child, name, lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)

@@ -51,8 +51,8 @@ class PassTime(Frozen):
     """Fitted mean at this context, outliers left out: a line over context through all samples of kind and size."""
     p10_ns: Annotated[float, Field(gt=0)]
     p90_ns: Annotated[float, Field(gt=0)]
-    samples: Annotated[int, Field(ge=1)]
-    """Passes of this kind and size, over all contexts."""
+    samples: Annotated[int, Field(ge=0)]
+    """Passes of this kind and size, over all contexts; 0 when the time was estimated."""
 
 
 class HostTime(Frozen):

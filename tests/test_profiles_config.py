@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned, to_toml
+from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned
+from profiles.config_text import to_toml
 from profiles.errors import BadInput
 from profiles.locations import redacted, study_location, without_password
 from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from profiles.config import DataConfig
 from profiles.errors import BadInput
+from profiles.families import Modality
 from profiles.provenance import digest, file_digest
-from runtime.prompts import Modality, Request, load_image, load_video, question
+from runtime.prompts import Request, load_image, load_video, question
 from tuner.inputs import Source, hash_share, open_source
 
 Split = Literal["tune", "select", "report"]

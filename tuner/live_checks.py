@@ -11,10 +11,11 @@ from functools import partial
 
 import numpy as np
 
+from profiles.families import Modality
 from runtime.backends.base import Model, Session
 from runtime.decode import generate
 from runtime.policy.tree import FloatArray, IntArray, ancestor_mask
-from runtime.prompts import Modality, Prompt
+from runtime.prompts import Prompt
 from runtime.records import StepRecord
 from tuner.findings import Verdict, failed, passed, skipped, warned
 from tuner.lossless import Divergence, first_divergence

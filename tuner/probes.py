@@ -9,13 +9,14 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from profiles.config import TuneConfig
+from profiles.families import Modality
 from profiles.policy import CompiledPolicy, PolicySource, Tier
 from runtime.decode import generate, plain_policy
 from runtime.model_side import ModelSide
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from runtime.policy.tree import IntArray
-from runtime.prompts import Modality, Prompt, Request
+from runtime.prompts import Prompt, Request
 from runtime.records import Generation
 from tuner.calibration import Sample
 from tuner.profiling import samples_of

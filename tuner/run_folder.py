@@ -28,7 +28,19 @@ from tuner.costs import PassSamples
 CURVES = TypeAdapter(tuple[Curve, ...])
 RunRow = tuple[str, str, str, int, int, list[int]]
 """(split, prompt, arm, number of the run, prefill_ns, rounds_ns) of one run of a live comparison."""
-MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
+MEASURED_FIELDS = (
+    "model",
+    "target",
+    "draft",
+    "gpu",
+    "backend",
+    "dtype",
+    "device_map",
+    "threads",
+    "data",
+    "grid",
+    "timing",
+)
 """Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
 
 

@@ -12,11 +12,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from profiles.families import FAMILIES
 from profiles.measurement import FREE_SLACK, PASS_KINDS, Association, CostTable, Curve, PolicyResult
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import GpuSpec, PairSpec
+from runtime.model_facts import needed_gib
 from runtime.records import Generation
+from tuner.roofline import Estimate
 
 PICTURE_COLUMNS = 42
 MANY_TIERS = 4
@@ -133,6 +136,32 @@ def cost_screen(table: CostTable) -> RenderableType:
             f"verify sizes {sizes}: they ran out of memory here, and no policy uses them", style="not bold"
         )
     return Group(screen, text)
+
+
+def estimate_screen(found: Estimate) -> RenderableType:
+    """A cost table by data sheet, with the two numbers that a policy hangs on; every part says that it is estimated."""
+    gpu, table = found.gpu, found.costs
+    screen = Table("ESTIMATED, ms per pass", *(f"context {context}" for context in table.contexts()))
+    for kind in PASS_KINDS:
+        for n in table.sizes(kind):
+            cells = sorted((p for p in table.passes if p.kind == kind and p.n == n), key=lambda p: p.context)
+            side = "draft" if kind in ("catch_up", "frontier") else "target"
+            screen.add_row(f"{side} {kind} n={n}", *(f"{p.time_ns / 1e6:.2f}" for p in cells))
+    knees = ", ".join(f"{knee} at context {context}" for context, knee in found.knees.items())
+    lines = [
+        f"ESTIMATED cost ratio target/draft {table.cost_ratio():.1f}",
+        f"ESTIMATED free width (tokens of a target pass for {FREE_SLACK:.0%} more time than one): {knees}",
+        f"a pass is the longer of its bytes / {gpu.bandwidth_gb_per_s:g} GB/s and its operations / "
+        f"{gpu.dense_bf16_tflops:g} TFLOP/s ({gpu.source}); host time and what kernels lose are not in it",
+    ]
+    if found.devices() > 1:
+        lines.append(
+            f"{found.weights_gib:.3g} GiB of weights need {found.devices()} such devices; under --device-map auto "
+            "their layers run one after the other, which is what these times add up"
+        )
+    lines.append("there are no traces in an estimate: run the command on the device, without --estimate, to tune")
+    title = Text(f"{found.pair} on {gpu.product}, {found.dtype}: ESTIMATED from its data sheet, nothing was measured")
+    return Group(title, screen, Text("\n".join(lines)))
 
 
 def curve_screen(curves: Sequence[Curve]) -> RenderableType:
@@ -260,18 +289,39 @@ def stats_table(generation: Generation, policy: CompiledPolicy, digest: str) -> 
     return table
 
 
-def models_table(specs: list[PairSpec]) -> Table:
-    table = Table("name", "target", "draft", "dtype", "backend", "modalities", "weights GiB", "note")
+def models_table(specs: list[PairSpec], memory_bytes: int | None) -> Table:
+    """Registered pairs; `memory_bytes` is what this machine's device has for weights."""
+    table = Table(caption="a pair without calibration prompts of its own needs --data", caption_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("target, draft", no_wrap=True)
+    for name in ("reads", "engines", "GiB", "fits\nhere", "note"):
+        table.add_column(name)
     for spec in specs:
-        sources = [source.hub or f"embedded {source.path}" for source in (spec.target, spec.draft)]
-        modalities = ", ".join(spec.modalities)
-        table.add_row(spec.name, *sources, spec.dtype, spec.backend, modalities, f"{spec.weights_gib:g}", spec.note)
+        weights = needed_gib(spec, spec.dtype)
+        fits = memory_bytes is None or weights <= memory_bytes / (1 << 30)
+        graph = spec.family is None or not FAMILIES[spec.family].no_graph
+        table.add_row(
+            spec.name,
+            f"{spec.target.label()}\n{spec.draft.label()}",
+            "\n".join(spec.modalities),
+            "torch\nonnx" if graph else "torch",
+            f"{weights:.3g}\n{spec.dtype}",
+            "yes" if fits else "no",
+            spec.note,
+        )
     return table
 
 
-def gpus_table(specs: list[GpuSpec]) -> Table:
-    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "source")
+def gpus_table(specs: list[GpuSpec], here: set[str]) -> Table:
+    """Registered devices, those of this machine marked."""
+    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "here", "source")
     for spec in specs:
         figures = (spec.memory_gib, spec.bandwidth_gb_per_s, spec.dense_bf16_tflops)
-        table.add_row(spec.name, spec.product, *("–" if v is None else f"{v:g}" for v in figures), spec.source)
+        table.add_row(
+            ", ".join((spec.name, *spec.aliases)),
+            spec.product,
+            *("–" if v is None else f"{v:g}" for v in figures),
+            "yes" if spec.name in here else "",
+            spec.source,
+        )
     return table
