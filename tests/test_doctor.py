@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from runtime.model_side import read_side
 from runtime.output import Output
 from runtime.pair import Pair
 from runtime.prompts import Prompt
+from sage_tune import app
 from tests.fakes import EOS, FakeModel, FakeSession, fake_pair, fake_prompt
 from tuner.doctor import check_files, check_live, examine
 from tuner.findings import Finding, Report, Status
@@ -423,16 +422,13 @@ def test_drawn_pictures_move() -> None:
     assert drawn(0).tobytes() != drawn(1).tobytes()
 
 
-def test_the_command_ends_with_json_and_exit_code_1(folder: Path) -> None:
+def test_the_command_ends_with_json_and_exit_code_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other_end(folder)
-    done = subprocess.run(
-        [sys.executable, "sage_tune.py", "doctor", "--model", str(folder / "pair.toml"), "--gpu", "cpu", "--json"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 1, done.stderr
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert document["status"] == "fail" and document["subject"] == "copy"
+    code = app(["doctor", "--model", str(folder / "pair.toml"), "--gpu", "cpu", "--json"], standalone_mode=False)
+    printed = capsys.readouterr().out
+    document = json.loads(printed.splitlines()[-1])
+    assert code == 1 and document["status"] == "fail" and document["subject"] == "copy"
     assert [f["check"] for f in document["findings"] if f["status"] == "fail"] == ["end of sequence"]
-    assert "must overlap" in done.stdout
+    assert "must overlap" in printed
+    with pytest.raises(BadInput, match="unknown model 'nonesuch'"):
+        app(["doctor", "--model", "nonesuch"], standalone_mode=False)

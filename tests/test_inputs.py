@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from profiles.errors import BadInput
 from profiles.registry import PairSpec, load_pair_spec
 from runtime.model_side import ModelSide, read_side
 from runtime.pair import Pair
+from sage_tune import app
 from tests.samples import MACHINE
 from tuner.calibration import Sample, data_digest, load_samples, split_of
 from tuner.findings import Finding, Status
@@ -357,12 +357,13 @@ def test_profiling_refuses_bad_samples_before_it_records_one(
     require_sound(load_samples(path, skipping.data), skipping, SPEC, sides[0].tokenizer)
 
 
-def test_the_command_answers_with_a_table_json_and_exit_code(tmp_path: Path) -> None:
+def test_the_command_answers_with_a_table_json_and_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = lines_of()
     path = tmp_path / "set.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in [*lines, same_split(lines)]))
-    command = [sys.executable, "sage_tune.py", "lint", str(path), "--json", "--strict"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1, done.stderr
-    document = json.loads(done.stdout.splitlines()[-1])
-    assert document["status"] == "warn" and "duplicates" in done.stdout
+    assert app(["lint", str(path), "--json"], standalone_mode=False) == 0
+    assert app(["lint", str(path), "--json", "--strict"], standalone_mode=False) == 1
+    printed = capsys.readouterr().out
+    assert json.loads(printed.splitlines()[-1])["status"] == "warn" and "duplicates" in printed
