@@ -60,6 +60,11 @@ def test_a_spent_budget_keeps_three_prompts_and_decodes_none_again() -> None:
     assert found.samples == [0, 1, 2] and script.order.count("b0") == 3
 
 
+def test_an_empty_split_compares_nothing() -> None:
+    script = Script()
+    assert compare(script, ARMS, [], 1, Budget(None)).samples == [] and script.order == []
+
+
 def test_near_ties_are_counted_and_say_nothing_about_speed() -> None:
     found = compare(Script(ties=1), ARMS, jobs(3), 1, Budget(None))
     assert found.samples == [0, 2] and found.near_ties == 6 and found.tokens == 3 * 3 * 2 * 5

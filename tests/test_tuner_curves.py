@@ -170,6 +170,14 @@ def test_every_signal_has_a_curve_for_every_part(record: Record) -> None:  # noq
     assert mean == pytest.approx(accepted.mean())
 
 
+def test_the_reference_is_the_deepest_tree_of_the_narrowest_width(record: Record) -> None:  # noqa: F811
+    assert reference_tier(record).label() == "5,1,5"
+    rules = tuple(rule for rule in record.manifest.rules if rule.width > 1)
+    wide = Record(record.manifest.model_copy(update={"rules": rules}), record.samples, record._frame)
+    assert reference_tier(wide).label() == "5,2,18"
+    assert acceptance_curves(wide)[0].points
+
+
 def test_a_position_without_a_signal_is_left_out(record: Record) -> None:  # noqa: F811
     values = record.signal("entropy", 8).copy()
     values[::3] = np.nan

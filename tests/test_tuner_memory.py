@@ -96,7 +96,7 @@ def test_what_does_not_fit_memory_is_dropped_and_recorded(engine: str) -> None:
 
 
 def test_a_device_that_fits_nothing_is_an_error() -> None:
-    with pytest.raises(OutOfMemory, match="a verification pass of 3 tokens ran out of memory"):
+    with pytest.raises(OutOfMemory, match="a round that verifies 3 tokens ran out of memory"):
         measure(small_pair(2))
     with pytest.raises(OutOfMemory, match="plain decoding ran out of memory"):
         measure(small_pair(0))

@@ -122,7 +122,7 @@ def compare(
 
     Raises what `runner` raises: LosslessError for tokens that differ from plain decoding by more than a near tie.
     """
-    for arm in arms:
+    for arm in arms if jobs else []:
         runner(arm, jobs[0])  # warm-up
     done: list[dict[str, list[Run]]] = []
     for number, job in enumerate(jobs):

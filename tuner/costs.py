@@ -121,7 +121,7 @@ def measure_rounds(
                 continue
             prompt, limit = prompts[(turn + i) % len(prompts)]
             try:
-                with memory_errors(f"a verification pass of {sizes[i]} tokens"):
+                with memory_errors(f"a round that verifies {sizes[i]} tokens"):
                     outputs[i].append(generate(pair, prompt, policies[i], max_new_tokens=limit).rounds)
             except OutOfMemory:
                 if max((size for size in sizes if size < sizes[i]), default=0) < SMALLEST_TREE:
