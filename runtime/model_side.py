@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
+from profiles.families import FAMILIES
 from profiles.registry import ModelSource, PairSpec
 from runtime.pair import read_eos_ids
-from runtime.prompts import PromptEncoder
+from runtime.prompts import PromptEncoder, chat_template
 
 TOWER_FIELDS = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size")
 MERGE_FIELDS = ("image_grid_pinpoints", "vision_aspect_ratio", "vision_feature_select_strategy", "scale_factor")
@@ -84,15 +85,20 @@ class ModelSide:
         return dict(_flat("", getattr(text, "rope_parameters", None) or {}))
 
     def encoder(self) -> PromptEncoder:
-        return PromptEncoder(self.tokenizer, self.processor)
+        reads = ("text",) if self.processor is None else FAMILIES[self.config.model_type].reads
+        return PromptEncoder(self.tokenizer, self.processor, reads=reads)
 
     def render(self, messages: list[dict[str, Any]]) -> str | None:
         """A conversation through this side's own chat template; None when it has none. The template's own errors
         (jinja2) pass through."""
-        templated = self.tokenizer if self.tokenizer.chat_template else self.processor
-        if templated is None or not templated.chat_template:
+        template = chat_template(self.tokenizer, self.processor)
+        if template is None:
             return None
-        return str(templated.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        return str(
+            self.tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, tokenize=False
+            )
+        )
 
     def reading_rules(self) -> dict[str, Any]:
         """Everything that decides which pixels and how many placeholders a picture becomes; empty for text only."""

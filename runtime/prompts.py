@@ -60,14 +60,16 @@ class Prompt:
         return len(self.input_ids)
 
     def extended(self, tokens: IntArray) -> Prompt:
-        """The prompt followed by text tokens [n]. Vision inputs with an entry per token (token types) grow by the
-        entry of text, 0."""
+        """The prompt followed by text tokens [n], for the draft's own reading as well. Vision inputs with an entry per
+        token (token types) grow by the entry of text, 0."""
         length, more = len(self), len(tokens)
         vision = {
             name: value if tuple(value.shape) != (1, length) else _padded(value, more)
             for name, value in self.vision.items()
         }
-        return Prompt(np.concatenate([self.input_ids, np.asarray(tokens, dtype=np.int64)]), vision, self.modality)
+        ids = np.concatenate([self.input_ids, np.asarray(tokens, dtype=np.int64)])
+        draft = None if self.draft is None else self.draft.extended(tokens)
+        return Prompt(ids, vision, self.modality, draft)
 
 
 def _padded(rows: Any, more: int) -> Any:

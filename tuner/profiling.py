@@ -141,7 +141,6 @@ def profile(
     for bad samples before one is recorded."""
     samples = samples_of(config, pair.spec)
     reserve = recording_share(budget)
-    require_sound(samples, config, pair.spec, pair.encoder.tokenizer)
     recorder = begin(pair, config, device, run, samples)
     with progress.task("recording traces", len(samples)) as advance:
         done, skipped = recorder.record_all(samples, reserve, config.data.skip_bad, lambda _: advance(1))
@@ -182,7 +181,9 @@ def profile_shard(
 
 
 def begin(pair: Pair, config: TuneConfig, device: Device, run: RunFolder, samples: list[Sample]) -> Recorder:
-    """Claim the run folder and its record for these inputs. Raises ProfileError when they belong to others."""
+    """Claim the run folder and its record for these inputs. Raises BadInput for bad samples before one is recorded,
+    ProfileError when the folder or the record belong to others."""
+    require_sound(samples, config, pair.spec, pair.encoder.tokenizer)
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
     return Recorder(pair, run.trace, manifest_of(pair, config, samples))
 
