@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from scipy.stats import spearmanr
 
 from profiles.measurement import Curve
@@ -18,6 +20,7 @@ from tests.test_replay import record  # noqa: F401  # a fixture
 from tuner.association import association, bins_of, count_tables, mutual_information, rank_correlation
 from tuner.curves import acceptance_curves, curve_points, reference_tier
 from tuner.outcomes import Record
+from tuner.screens import curve_screen, explained
 
 DEPTH = 6
 STUDIES = 300
@@ -189,3 +192,33 @@ def test_a_position_without_a_signal_is_left_out(record: Record) -> None:  # noq
 def test_curves_of_older_documents_still_parse(record: Record) -> None:  # noqa: F811
     old = acceptance_curves(record)[0].model_dump(exclude={"part", "bounds", "association"})
     assert Curve.model_validate(old).association is None
+
+
+def drawn_curve(name: str, slope: float, prompts: int = 60) -> Curve:
+    mine = draw(np.random.default_rng(4), prompts, slope)
+    found = association(mine.signal, mine.accepted, mine.prompt_of)
+    return Curve(
+        signal=name,
+        modality="text",
+        reference_tier="6,1,6",
+        rank_correlation=found.rank_correlation.median if found else 0.0,
+        points=tuple(curve_points(mine.signal, mine.accepted, mine.hit, mine.prompt_of, DEPTH, 8)),
+        association=found,
+    )
+
+
+def test_a_sentence_says_whether_a_signal_helps() -> None:
+    helps, better, luck = (drawn_curve(n, s) for n, s in (("entropy", 3.0), ("margin", 6.0), ("noise", 0.0)))
+    assert "fewer tokens are accepted; margin explains most" in explained([helps, better, luck])
+    assert explained([luck]) == "noise explains no more of what acceptance varies by than luck would"
+    assert "the more tokens are accepted" in explained([drawn_curve("odd", -3.0)])
+    assert explained([drawn_curve("entropy", 3.0, prompts=2)]) == "too few prompts to say what entropy explains"
+
+
+def test_the_screen_shows_one_curve_and_every_signal() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(curve_screen([drawn_curve("entropy", 3.0), drawn_curve("noise", 0.0)]))
+    text = console.export_text()
+    assert "what tier 6,1,6 accepts" in text and "█" in text and "…" not in text
+    assert any(line.split()[:1] == ["noise"] and "~" in line for line in text.splitlines())
+    assert "~ no more than luck" in text and "entropy explains" in text
