@@ -127,6 +127,19 @@ def test_planted_a_sampler_with_one_stream_is_found_out(
         assert_complete(search, 52)
 
 
+class Rounds(Budget):
+    """Expires after a number of questions, not after a time."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(None)
+        self._left = rounds
+
+    @property
+    def expired(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
 def test_planted_a_worker_that_is_thought_alive_is_waited_for(
     tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +149,7 @@ def test_planted_a_worker_that_is_thought_alive_is_waited_for(
         worker(place, SETTINGS, replay=replay).run(BASELINES, Budget(None))
     monkeypatch.setattr(JournalStudy, "alive", lambda self, name: True)
     search = worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay)
-    assert search.run(BASELINES, Budget(1.5)) == 3, "the dead worker's trial was not left to it"
+    assert search.run(BASELINES, Rounds(6)) == 3, "the dead worker's trial was not left to it"
     monkeypatch.undo()
     assert worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay).run(BASELINES, Budget(None)) == 4
 
@@ -172,7 +185,7 @@ def test_eight_workers_share_one_journal(tmp_path: Path, replay: Replay) -> None
     for process in team:
         process.start()
     for process in team:
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in team] == [0] * 8
     search = worker(place, settings, replay=replay)
     assert_complete(search, 80)
@@ -189,7 +202,7 @@ def test_a_killed_worker_of_several_is_replaced_by_the_others(tmp_path: Path, re
     for process in team[:2]:
         process.kill()
     for process in team:
-        process.join(120)
+        process.join(300)
     assert team[2].exitcode == 0
     search = worker(place, SETTINGS, replay=replay)
     assert_complete(search, 52)
