@@ -68,6 +68,7 @@ def result_document(tuned: Tuned) -> dict[str, Any]:
         "request_speedup": evidence.request_speedup.median,
         "speedup_replayed": evidence.speedup_replayed,
         "prediction_error": evidence.prediction_error,
+        "prediction_within_bound": abs(evidence.prediction_error) <= evidence.prediction_bound,
         "gain_over_static": {
             "median": evidence.gain_over_static.median,
             "low": evidence.gain_over_static.low,
