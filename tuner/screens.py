@@ -45,7 +45,7 @@ def scoreboard_table(
     notes = (
         "speedup over plain decoding, prefill excluded, 95 % over prompts; acceptance = tokens per round, bonus "
         "included; vs static = replayed time of the best static tier over its own; of oracle = the oracle's time over "
-        "its own"
+        "its own, regret = the rest"
     )
     table = Table(
         title=title, caption=f"{caption}; {notes}" if caption else notes, caption_justify="left", title_justify="left"
@@ -61,6 +61,7 @@ def scoreboard_table(
         ),
         ("vs\nstatic", lambda row: f"{row.gain_over_static.median:.3f}" if row.gain_over_static else ""),
         ("of\noracle", lambda row: f"{row.share_of_oracle.median:.2f}" if row.share_of_oracle else ""),
+        ("re-\ngret", lambda row: f"{1 - row.share_of_oracle.median:.0%}" if row.share_of_oracle else ""),
         ("speedup\nmeasured", lambda row: row.speedup_measured.text() if row.speedup_measured else ""),
     ]
     filled = [(name, cell) for name, cell in columns if any(cell(row) for row in results)]
