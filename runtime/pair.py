@@ -14,6 +14,7 @@ from profiles.provenance import digest, file_digest
 from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
+from runtime.processors import repetition_penalty
 from runtime.prompts import PromptEncoder
 
 HASHED_WHOLE_BYTES = 2 << 30
@@ -32,6 +33,8 @@ class Pair:
     record: PairRecord
     threads: int
     device: str
+    repetition_penalty: float = 1.0
+    """What the target's own generation settings ask for."""
 
     @property
     def digest(self) -> str:
@@ -106,6 +109,7 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
                 f"every token id must have a row in the head; the tokenizer goes up to "
                 f"{max(tokenizer.get_vocab().values())}, the {role} has {model.vocab_size} rows"
             )
+    settings = _generation_settings(target_source, spec.target.revision)
     # ids beyond the shorter head are padding: the other model could not even embed them
     draft.token_limit = min(target.vocab_size, draft.vocab_size)
     return Pair(
@@ -113,10 +117,11 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
         target=target,
         draft=draft,
         encoder=PromptEncoder(tokenizer, processor),
-        eos_ids=_eos_ids(target_source, spec.target.revision, tokenizer),
+        eos_ids=_eos_ids(settings, tokenizer, target_source),
         record=_record(spec, tokenizer, processor),
         threads=plan.threads,
         device=plan.device,
+        repetition_penalty=repetition_penalty(settings, spec.without, spec.name),
     )
 
 
@@ -132,13 +137,19 @@ def check_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
     )
 
 
-def _eos_ids(source: str, revision: str | None, tokenizer: Any) -> frozenset[int]:
+def _generation_settings(source: str, revision: str | None) -> dict[str, Any]:
+    """The model's own generation settings by name; none when it ships none."""
     from transformers import GenerationConfig
 
     try:
-        eos = GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
+        settings: dict[str, Any] = GenerationConfig.from_pretrained(source, revision=revision).to_dict()
     except OSError:
-        eos = None
+        return {}
+    return settings
+
+
+def _eos_ids(settings: dict[str, Any], tokenizer: Any, source: str) -> frozenset[int]:
+    eos = settings.get("eos_token_id")
     if eos is None:
         eos = tokenizer.eos_token_id
     if eos is None:

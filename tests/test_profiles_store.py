@@ -75,7 +75,7 @@ def test_a_changed_number_names_the_evidence(saved: Path) -> None:
     [
         (lambda raw: raw["policy"].update(egdes=[0.2]), r"unknown key 'policy.egdes', did you mean 'edges'\?"),
         (lambda raw: raw["policy"]["tiers"][0].update(widht=2), r"'policy.tiers.0.widht', did you mean 'width'\?"),
-        (lambda raw: raw.update(schema_version=3), "schema version 3, newer than the 2"),
+        (lambda raw: raw.update(schema_version=4), "schema version 4, newer than the 3"),
         (lambda raw: raw.pop("policy"), "policy: Field required"),
     ],
 )

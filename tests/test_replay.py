@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from profiles.errors import EnvelopeError
 from profiles.measurement import CostTable, HostTime, PassTime
 from profiles.policy import PolicySource, Tier
+from profiles.sampling import GREEDY, Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
 from runtime.policy.compile import compile_policy
@@ -36,12 +37,14 @@ MANIFEST = TraceManifest(
 )
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    folder: Path = tmp_path_factory.mktemp("trace")
-    recorder = Recorder(PAIR, folder, MANIFEST)
+SAMPLED = Sampling(temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, draft_lambda=1.4, seed=11)
+
+
+def recorded(folder: Path, sampling: Sampling) -> Record:
+    recorder = Recorder(PAIR, folder, MANIFEST.model_copy(update={"sampling": sampling}))
     for i, (prompt, limit) in enumerate(PROMPTS):
-        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit)
+        mine = sampling.for_sample(f"s{i}")
+        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit, sampling=mine)
         sample = SampleRecord(
             id=f"s{i}",
             kind="text",
@@ -51,8 +54,18 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        _write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation))
+        _write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation, mine))
     return load_record(folder)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return recorded(tmp_path_factory.mktemp("trace"), GREEDY)
+
+
+@pytest.fixture(scope="module")
+def sampled_record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return recorded(tmp_path_factory.mktemp("sampled"), SAMPLED)
 
 
 BASE_US = {
@@ -92,10 +105,20 @@ def costs(contexts: tuple[int, ...] = (1, 200)) -> CostTable:
 @settings(max_examples=60)
 @given(sources(), st.integers(0, len(PROMPTS) - 1))
 def test_live_rounds_are_replayed_rounds(record: Record, source: PolicySource, which: int) -> None:
+    check_live_is_replayed(record, source, which)
+
+
+@settings(max_examples=60)
+@given(sources(), st.integers(0, len(PROMPTS) - 1))
+def test_sampled_rounds_are_replayed_rounds(sampled_record: Record, source: PolicySource, which: int) -> None:
+    check_live_is_replayed(sampled_record, source, which)
+
+
+def check_live_is_replayed(record: Record, source: PolicySource, which: int) -> None:
     policy = compile_policy(source, VERIFY_SIZES, context_max=record.context_max)
     prompt, limit = PROMPTS[which]
-    live = generate(PAIR, prompt, policy, max_new_tokens=limit)
     sample = next(i for i, s in enumerate(record.samples) if s.id == f"s{which}")
+    live = generate(PAIR, prompt, policy, max_new_tokens=limit, sampling=record.sampling(sample))
     assert live.tokens == list(record.samples[sample].output), "speculation changed the output"
     walk = Replay(record, costs()).walk(policy, np.array([sample]))
     comparison = compare_rounds(live.rounds, policy, walk, sample, record)
@@ -162,3 +185,18 @@ def test_a_planted_bug_in_replay_is_found(record: Record) -> None:
         comparison = compare_rounds(live.rounds, policy, replay.walk(wrong, np.array([sample])), sample, record)
         found += comparison.equal < comparison.rounds
     assert found == len(PROMPTS)
+
+
+def test_a_record_under_another_noise_is_found(sampled_record: Record) -> None:
+    """Replay of a sampled record must not agree with rounds under another lambda: the trees differ."""
+    policy = compile_policy(PolicySource(tiers=(Tier(depth=4, width=3, nodes=7),)), VERIFY_SIZES, 10_000)
+    replay, found = Replay(sampled_record, costs()), 0
+    for i, (prompt, limit) in enumerate(PROMPTS):
+        sample = next(k for k, s in enumerate(sampled_record.samples) if s.id == f"s{i}")
+        other = sampled_record.sampling(sample).model_copy(update={"draft_lambda": 0.2})
+        live = generate(PAIR, prompt, policy, max_new_tokens=limit, sampling=other)
+        assert live.tokens == list(sampled_record.samples[sample].output), "lambda is the draft's affair alone"
+        walk = replay.walk(policy, np.array([sample]))
+        comparison = compare_rounds(live.rounds, policy, walk, sample, sampled_record)
+        found += comparison.equal < comparison.rounds
+    assert found

@@ -13,6 +13,7 @@ import numpy as np
 
 from profiles.measurement import Interval
 from profiles.policy import CompiledPolicy, PolicySource
+from profiles.sampling import Sampling
 from runtime.decode import generate
 from runtime.pair import Pair
 from runtime.prompts import Prompt
@@ -87,11 +88,12 @@ def compare(
     result = Comparison(arms, {arm.name: [] for arm in arms}, {arm.name: [] for arm in arms})
     samples = np.array([job.sample for job in jobs], dtype=np.int64)
     walks: dict[str, Walk] = {arm.name: replay.walk(arm.policy, samples) for arm in arms}
-    _warm(pair, arms, jobs[0])
+    _warm(pair, arms, jobs[0], replay.record.sampling(jobs[0].sample))
     for number, job in enumerate(jobs):
         if budget.expired and number >= 3:
             break
         expected = list(replay.record.samples[job.sample].output)
+        sampling = replay.record.sampling(job.sample)
         times: dict[str, list[int]] = {arm.name: [] for arm in arms}
         requests: dict[str, list[int]] = {arm.name: [] for arm in arms}
         tied = False
@@ -99,11 +101,13 @@ def compare(
             # ABBA: forward, then backward; rotated so that no arm always runs first
             order = arms[number % len(arms) :] + arms[: number % len(arms)]
             for arm in order if repeat % 2 == 0 else order[::-1]:
-                generation = generate(pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens)
+                generation = generate(
+                    pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens, sampling=sampling
+                )
                 times[arm.name].append(generation.decode_ns)
                 requests[arm.name].append(generation.request_ns)
                 result.tokens += len(generation.tokens)
-                if not require_equal(pair, job.prompt, expected, generation.tokens, arm.name):
+                if not require_equal(pair, job.prompt, expected, generation.tokens, arm.name, sampling):
                     result.near_ties += 1
                     tied = True
                 elif repeat == 0:
@@ -154,6 +158,6 @@ def _ratio(times_ns: dict[str, list[float]], name: str, over: str, resamples: in
     return ratio_interval(np.array(times_ns[over]), np.array(times_ns[name]), "measured", resamples)
 
 
-def _warm(pair: Pair, arms: list[Arm], job: Job) -> None:
+def _warm(pair: Pair, arms: list[Arm], job: Job, sampling: Sampling) -> None:
     for arm in arms:
-        generate(pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens)
+        generate(pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens, sampling=sampling)

@@ -18,12 +18,13 @@ from profiles.config import GridConfig, TimingConfig
 from profiles.errors import EnvelopeError
 from profiles.measurement import CostTable, HostTime, PassKind, PassTime
 from profiles.policy import CompiledPolicy, PolicySource, Tier, pool_size
+from profiles.sampling import GREEDY, Sampling
 from runtime.decode import OFF, generate, plain_policy
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from runtime.policy.tree import padded_size
 from runtime.prompts import Prompt
-from runtime.records import StepRecord
+from runtime.records import Generation, StepRecord
 from tuner.timing import Budget, warm_up
 
 CATCH_UP_SIZES = (1, 2)
@@ -78,6 +79,7 @@ def measure_rounds(
     timing: TimingConfig,
     budget: Budget,
     on_progress: Callable[[float], None] = lambda share: None,
+    sampling: Sampling = GREEDY,
 ) -> list[list[StepRecord]]:
     """Rounds of outputs under every policy, at least `timing.samples` warm rounds each. `prompts` are
     (prompt, max_new_tokens).
@@ -85,8 +87,11 @@ def measure_rounds(
     Policies take turns, so drift of the machine falls on all sizes alike. A spent budget ends it after the
     first turn, which every size needs.
     """
-    prompt, limit = prompts[0]
-    warm_up(lambda: float(generate(pair, prompt, policies[0], max_new_tokens=limit).decode_ns), timing)
+
+    def run(prompt: Prompt, limit: int, policy: CompiledPolicy) -> Generation:
+        return generate(pair, prompt, policy, max_new_tokens=limit, sampling=sampling)
+
+    warm_up(lambda: float(run(*prompts[0], policies[0]).decode_ns), timing)
     outputs: list[list[StepRecord]] = []
     counts = [0] * len(policies)
     shuffler, turn = random.Random(0), 0
@@ -94,8 +99,7 @@ def measure_rounds(
         order = [i for i in range(len(policies)) if counts[i] < timing.samples]
         shuffler.shuffle(order)
         for i in order:
-            prompt, limit = prompts[(turn + i) % len(prompts)]
-            outputs.append(generate(pair, prompt, policies[i], max_new_tokens=limit).rounds)
+            outputs.append(run(*prompts[(turn + i) % len(prompts)], policies[i]).rounds)
             counts[i] += max(len(outputs[-1]) - COLD_ROUNDS, 1)
             on_progress(float(np.mean([min(count / timing.samples, 1.0) for count in counts])))
         turn += 1

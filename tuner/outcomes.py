@@ -13,6 +13,7 @@ from profiles.errors import EnvelopeError, ProfileError
 from profiles.growth import Feature, GrowthTree
 from profiles.policy import DraftRule, SignalKind, Tier
 from profiles.provenance import files_digest
+from profiles.sampling import Sampling
 from profiles.store import read_json
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.signals import asked, compute, is_entropy, of_target
@@ -51,6 +52,10 @@ class Record:
             [i for i, s in enumerate(self.samples) if s.split == split and self.end[i] > self.start[i]],
             dtype=np.int64,
         )
+
+    def sampling(self, sample: int) -> Sampling:
+        """How a sample's output was decoded, with the seed of that sample."""
+        return self.manifest.sampling.for_sample(self.samples[sample].id)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self._frame[name].to_numpy()

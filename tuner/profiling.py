@@ -15,6 +15,7 @@ from profiles.measurement import CostTable, Curve
 from profiles.registry import PairSpec
 from profiles.trace_schema import TraceManifest
 from runtime.pair import Pair
+from runtime.sampling import resolved
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
@@ -89,6 +90,7 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
         depth=config.grid.depth,
         rules=config.grid.rules(),
         signal_logprobs=config.grid.signal_logprobs,
+        sampling=resolved(pair, config.sampling),
         versions={k: v for k, v in versions().items() if k in ("torch", "transformers", "onnxruntime")},
     )
 
@@ -150,7 +152,9 @@ def _measure(
             advance(100 * share - passed)
             passed = 100 * share
 
-        outputs = cost_measuring.measure_rounds(pair, prompts, policies, config.timing, budget, on_progress)
+        outputs = cost_measuring.measure_rounds(
+            pair, prompts, policies, config.timing, budget, on_progress, record.manifest.sampling
+        )
     table = cost_measuring.cost_table(outputs, grid.verify_sizes, contexts, pair.threads)
     run.save_costs(table, cost_measuring.pass_samples(cost_measuring.warm_rounds(outputs), grid.verify_sizes))
     return table
@@ -179,7 +183,8 @@ def estimate(pair: Pair, config: TuneConfig, folder: Path) -> str:
     lines = [
         f"plan: {pair.spec.name} on {config.gpu} ({config.backend} {config.dtype}, {config.threads} threads)",
         f"  into {folder}",
-        f"  record {len(missing)} of {len(samples)} prompts, beams {list(grid.widths)} to depth {grid.depth}",
+        f"  record {len(missing)} of {len(samples)} prompts, beams {list(grid.widths)} to depth {grid.depth}, "
+        f"{manifest.sampling.label()}",
         f"  time {config.timing.samples} rounds or more per tree shape, verify sizes {list(grid.verify_sizes)}",
         f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
         f"{part_bytes * len(samples) / 1e6:.0f} MB",

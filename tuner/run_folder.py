@@ -23,7 +23,7 @@ from profiles.store import atomic_path, read_json, write_json
 from tuner.costs import PassSamples
 
 CURVES = TypeAdapter(tuple[Curve, ...])
-MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "grid", "timing")
+MEASURED_FIELDS = ("model", "gpu", "backend", "dtype", "threads", "data", "sampling", "grid", "timing")
 """Parts of the configuration that a record and a cost table depend on; the rest may change between runs."""
 
 

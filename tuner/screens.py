@@ -25,7 +25,8 @@ def result_table(profile: PolicyProfile) -> Table:
     machine = profile.fingerprint
     device = machine.cpu if machine.device == "cpu" else machine.device
     table = Table(
-        title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
+        title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype}), "
+        f"{profile.regime.sampling.label()}",
         caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, "
         "prefill excluded; acceptance = tokens per round, bonus included; ★ ships",
         caption_justify="left",

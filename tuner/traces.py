@@ -16,6 +16,7 @@ import polars as pl
 
 from profiles.errors import BadInput, ProfileError
 from profiles.policy import DraftRule
+from profiles.sampling import Sampling
 from profiles.store import atomic_path, parse, read_json, write_json
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
@@ -25,6 +26,7 @@ from runtime.pair import Pair
 from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 from runtime.records import Generation
+from runtime.sampling import shaped
 from tuner.calibration import Sample
 from tuner.timing import Budget
 
@@ -79,7 +81,10 @@ class Recorder:
         return on_record, skipped
 
     def _record(self, sample: Sample, prompt: Prompt) -> tuple[SampleRecord, dict[str, np.ndarray]]:
-        generation = generate(self._pair, prompt, plain_policy(), max_new_tokens=sample.max_new_tokens)
+        sampling = self._manifest.sampling.for_sample(sample.id)
+        generation = generate(
+            self._pair, prompt, plain_policy(), max_new_tokens=sample.max_new_tokens, sampling=sampling
+        )
         record = SampleRecord(
             id=sample.id,
             kind=sample.kind,
@@ -89,9 +94,9 @@ class Recorder:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        return record, self._columns(prompt, generation)
+        return record, self._columns(prompt, generation, sampling)
 
-    def _columns(self, prompt: Prompt, generation: Generation) -> dict[str, np.ndarray]:
+    def _columns(self, prompt: Prompt, generation: Generation, sampling: Sampling) -> dict[str, np.ndarray]:
         """All columns of one sample; every position but the last token's can be the root of a round."""
         output = np.asarray(generation.tokens, dtype=np.int64)
         roots = len(output) - 1
@@ -100,7 +105,8 @@ class Recorder:
         manifest = self._manifest
         widest = max(rule.width for rule in manifest.rules)
         drafted = ROWS_PER_PASS * manifest.depth + widest * manifest.depth
-        session, _ = self._pair.draft.open(
+        pair = shaped(self._pair, sampling)
+        session, _ = pair.draft.open(
             prompt, len(prompt) + roots + drafted, positions=len(prompt) + roots + manifest.depth
         )
         start = session.length
@@ -111,7 +117,7 @@ class Recorder:
         columns: dict[str, np.ndarray] = {
             "position": np.arange(roots),
             "root_logprobs": logprobs[:, :kept],
-            "target_logprobs": self._target_logprobs(prompt, output, kept),
+            "target_logprobs": _target_logprobs(pair, prompt, output, kept),
             "true_rank": np.where(hit.any(axis=1), hit.argmax(axis=1), -1),
         }
         for rule in manifest.rules:
@@ -125,15 +131,16 @@ class Recorder:
                 columns[f"{rule.stem()}.{name}"] = np.concatenate([part[name] for part in parts])
         return columns
 
-    def _target_logprobs(self, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
-        """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
-        roots = len(output) - 1
-        session, first = self._pair.target.open(prompt, len(prompt) + roots)
-        parts = [first.top(kept)[1]]
-        if roots > 1:
-            start, n = session.length, roots - 1
-            parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
-        return np.concatenate(parts)
+
+def _target_logprobs(pair: Pair, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
+    """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
+    roots = len(output) - 1
+    session, first = pair.target.open(prompt, len(prompt) + roots)
+    parts = [first.top(kept)[1]]
+    if roots > 1:
+        start, n = session.length, roots - 1
+        parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
+    return np.concatenate(parts)
 
 
 def grow_at(
