@@ -80,23 +80,32 @@ def sampled_margin(
     everything = logits.astype(np.float64) / regime.temperature
     order = np.argsort(-everything, kind="stable")
     kept = int(np.isfinite(scaled).sum())
-    # how close the filters are to keeping other tokens, and which they would be
-    edges: list[tuple[float, npt.NDArray[np.int64]]] = []
-    if kept < len(order):
-        swapped = np.append(order[: kept - 1], order[kept])
-        edges.append((float(everything[order[kept - 1]] - everything[order[kept]]), swapped))
+    # how far the filters are from keeping another number of tokens
+    sizes = {kept: 0.0}
+    if 0 < regime.top_k <= kept < len(order):
+        # tokens that tie with the k-th are kept as well
+        sizes |= {
+            regime.top_k: 0.0,
+            regime.top_k + 1: float(everything[order[regime.top_k - 1]] - everything[order[regime.top_k]]),
+        }
     if regime.top_p < 1:
         by_top_k = filtered(logits[None], regime.model_copy(update={"top_p": 1.0}))[0].astype(np.float64)[order]
         weights = np.exp(by_top_k - by_top_k[0])
         mass = np.cumsum(weights) / weights.sum()
         # moving logits by x moves the mass m of a set by at most 2 m (1 - m) x <= x / 2
         if kept < np.isfinite(by_top_k).sum():
-            edges.append((2 * float(mass[kept - 1] - regime.top_p), order[: kept + 1]))
+            sizes[kept + 1] = 2 * float(mass[kept - 1] - regime.top_p)
         if kept > 1:
-            edges.append((2 * float(regime.top_p - mass[kept - 2]), order[: kept - 1]))
-    for gap, tokens in edges:
-        if tokens[(everything + noise)[tokens].argmax()] != top2[0]:
-            lead = min(lead, max(gap, 0.0))
+            sizes[kept - 1] = 2 * float(regime.top_p - mass[kept - 2])
+    for size, gap in sizes.items():
+        # the last token in may change places with the first one out
+        swapped = [(order[:size], gap)]
+        if size < len(order):
+            gap = max(gap, float(everything[order[size - 1]] - everything[order[size]]))
+            swapped.append((np.append(order[: size - 1], order[size]), gap))
+        for tokens, distance in swapped:
+            if tokens[(everything + noise)[tokens].argmax()] != top2[0]:
+                lead = min(lead, distance)
     return lead * regime.temperature, top2
 
 
