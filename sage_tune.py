@@ -18,18 +18,32 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.doctor import doctor
+from commands.lint import lint
 from commands.opening import open_configured
 from commands.options import (
     Backend,
     BudgetText,
     Config,
     Data,
+    DeviceMap,
+    Draft,
     DryRun,
+    Estimated,
     Gpu,
     Json,
+    Merge,
     Model,
     Out,
+    Ray,
+    SearchOnly,
     Set,
+    Shards,
+    ShardText,
+    Storage,
+    Target,
+    TraceUrl,
+    Workers,
     assignments,
     budget_of,
     command_line,
@@ -38,12 +52,14 @@ from commands.options import (
     out,
     print_json,
     progress,
+    require_together,
     seconds,
 )
 from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
-from profiles.config import TuneConfig, load_config, retuned, to_toml
+from profiles.config import load_config, retuned
+from profiles.config_text import to_toml
 from profiles.errors import BadInput, SageError
-from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
+from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names, named_pair
 from profiles.store import load_profile, write_text
 
 app = typer.Typer(
@@ -53,6 +69,8 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
+app.command()(doctor)
+app.command()(lint)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
@@ -80,31 +98,53 @@ def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = Fals
 def profile(
     config_path: Config = None,
     model: Model = None,
+    target: Target = None,
+    draft: Draft = None,
     gpu: Gpu = None,
+    device_map: DeviceMap = None,
     data: Data = None,
     backend: Backend = None,
     out_folder: Out = None,
     budget: BudgetText = None,
+    shard: ShardText = None,
+    merge: Merge = None,
+    trace_url: TraceUrl = None,
+    ray: Ray = None,
+    shards: Shards = None,
     dry_run: DryRun = False,
+    estimated: Estimated = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
     """Measure costs and record traces into a run folder. The same command resumes what was interrupted."""
-    from tuner.profiling import estimate
-    from tuner.profiling import profile as run_profile
-    from tuner.run_folder import RunFolder
+    from commands.profile import Spread, run_profile
+
+    require_together(ray=ray, shards=shards)
+    own = {"target": target, "draft": draft, "device_map": device_map, "data.trace_url": trace_url}
+    config = configured(config_path, model, gpu, data, backend, budget, sets, **own)
+    if estimated:
+        from tuner.roofline import estimate_pair
+        from tuner.screens import estimate_screen
+
+        sheet = estimate_pair(config)
+        out.print(estimate_screen(sheet))
+        if as_json:
+            print_json(sheet.document())
+        return
+    spread = Spread(shard, tuple(merge or ()), ray, shards)
+    found, folder = run_profile(config, out_folder, spread, dry_run)
+    if isinstance(found, str):
+        out.print(found, soft_wrap=True)
+        return
+    from tuner.profiling import Profiled
     from tuner.screens import cost_screen, curve_screen
 
-    config = configured(config_path, model, gpu, data, backend, budget, sets)
-    pair, config, device = open_configured(config)
-    folder = out_folder or Path("runs") / f"{pair.spec.name}-{config.gpu}"
-    if dry_run:
-        out.print(estimate(pair, config, folder))
-        return
-    found = run_profile(pair, config, device, RunFolder(folder), budget_of(config), progress())
-    out.print(cost_screen(found.costs))
-    out.print(curve_screen(found.curves[0]))
-    out.print(f"{found.summary()}\nnext: sage_tune tune {folder}")
+    if isinstance(found, Profiled):
+        out.print(cost_screen(found.costs))
+        out.print(curve_screen(found.curves))
+    out.print(found.summary(), soft_wrap=True)
+    if isinstance(found, Profiled):
+        out.print(f"next: sage_tune tune {folder}", soft_wrap=True)
     if as_json:
         print_json({"run": str(folder), **found.document()})
 
@@ -114,25 +154,57 @@ def tune(
     run_folder: Annotated[Path, typer.Argument(help="run folder made by `sage_tune profile`")],
     config_path: Config = None,
     trials: Annotated[int | None, typer.Option("--trials", help="trials of the study")] = None,
+    storage: Storage = None,
+    search_only: SearchOnly = False,
+    ray: Ray = None,
+    workers: Workers = None,
     budget: BudgetText = None,
+    dry_run: DryRun = False,
     as_json: Json = False,
     sets: Set = None,
 ) -> None:
     """Search policies by replay, confirm the best live, freeze the winner."""
-    from tuner.demo import result_document
+    from tuner import policy_search
     from tuner.run_folder import RunFolder
+
+    require_together(ray=ray, workers=workers)
+    run = RunFolder(run_folder)
+    config = retuned(
+        run.config(),
+        config_path,
+        {
+            "search.trials": trials,
+            "search.storage": storage,
+            "budget_s": seconds(budget),
+            **assignments(sets),
+        },
+    )
+    if dry_run:
+        spread = f"\n  {workers} search workers on the Ray cluster '{ray}'" if ray else ""
+        out.print(policy_search.plan(config, run) + spread, soft_wrap=True)
+        return
+    limit = budget_of(config)
+    if ray and workers:
+        from commands.cluster import search_on_cluster
+
+        share = limit if search_only else policy_search.search_share(limit)
+        search_on_cluster(config, run, ray, workers, share, progress())
+    if search_only:
+        place = run.study_place(config)
+        found = policy_search.search_only(config, place, run.trace, run.costs(), limit, progress())
+        out.print(found.summary(), soft_wrap=True)
+        if as_json:
+            print_json(found.document())
+        return
+    from tuner.demo import result_document
+    from tuner.machine import fingerprint
     from tuner.screens import result_table, verdict_lines
     from tuner.tuning import tune as run_tune
 
-    run = RunFolder(run_folder)
-    config = retuned(
-        run.config(), config_path, {"search.trials": trials, "budget_s": seconds(budget), **assignments(sets)}
-    )
     pair, config, device = open_configured(config)
-    from tuner.machine import fingerprint
-
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
-    tuned = run_tune(pair, config, run, budget_of(config), progress(), command_line())
+    # loading is not counted, unless the budget has long begun on the cluster
+    tuned = run_tune(pair, config, run, limit if ray else budget_of(config), progress(), command_line())
     out.print(result_table(tuned.profile))
     out.print(verdict_lines(tuned.profile, str(tuned.path)))
     if as_json:
@@ -164,14 +236,9 @@ def run(
 ) -> None:
     """Decode one request with a frozen profile, streaming."""
     frozen = load_profile(profile_path)
-    flags = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "seed": seed,
-    }
-    sampling = sampling_of(frozen, flags)
+    sampling = sampling_of(
+        frozen, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
+    )
     from runtime.prompts import ask
 
     request = ask(prompt, image or [], video or [])
@@ -180,12 +247,16 @@ def run(
     from tuner.screens import stats_table
 
     saved = frozen.fingerprint
-    config = TuneConfig(
-        model=model or frozen.pair.name,
-        gpu="cpu" if saved.device == "cpu" else "auto",
-        backend="onnx" if saved.backend == "onnx" else "torch",
-        dtype=saved.dtype,  # type: ignore[arg-type]  # validated by the schema
-        threads=min(saved.threads, len(os.sched_getaffinity(0))),
+    config = load_config(
+        None,
+        {
+            **named_pair(frozen.pair, model),
+            "gpu": "cpu" if saved.device == "cpu" else "auto",
+            "backend": "onnx" if saved.backend == "onnx" else "torch",
+            "dtype": saved.dtype,
+            "device_map": saved.device_map,
+            "threads": min(saved.threads, len(os.sched_getaffinity(0))),
+        },
     )
     pair, config, device = open_configured(config)
     notes = admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads))
@@ -230,19 +301,24 @@ def init(
 
 @app.command()
 def models() -> None:
-    """Pairs that are known by name."""
+    """Pairs that are known by name, and which of them fit this machine."""
+    from tuner.machine import find_device
     from tuner.screens import models_table
 
-    out.print(models_table([load_pair_spec(name) for name in model_names()]))
+    device = find_device("auto")
+    out.print(models_table([load_pair_spec(name) for name in model_names()], device.memory_bytes))
+    memory = "" if device.memory_bytes is None else f", {device.memory_bytes / (1 << 30):.0f} GiB"
+    out.print(f"this machine: {device.product}{memory}; a pair that does not fit one device may fit several")
 
 
 @app.command()
 def gpus() -> None:
     """Devices that are known by name, and what this machine is."""
-    from tuner.machine import core_count, find_device
+    from tuner.machine import accelerators, core_count, find_device
     from tuner.screens import gpus_table
 
-    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()]))
+    here = {device.spec_name for device in accelerators()} | {"cpu"}
+    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()], here))
     device = find_device("auto")
     out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
 

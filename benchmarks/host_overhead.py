@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 
+from benchmarks.policies import GROWTH
 from commands.opening import open_pair
 from profiles.config import DataConfig, TuneConfig
 from profiles.policy import CompiledPolicy, HistorySpec, PolicySource, Tier
@@ -34,6 +35,13 @@ ADAPTIVE = PolicySource(
     history=HistorySpec(window=8, low=1.0, high=2.5),
 )
 VERIFY_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+
+def ladder(bins: int) -> CompiledPolicy:
+    """A policy of this many bins with the history of the adaptive one."""
+    edges = tuple((i + 1) / bins for i in range(bins - 1))
+    tiers = tuple(Tier(depth=9 - i, nodes=9 - i) for i in range(bins))
+    return compile_policy(PolicySource(edges=edges, tiers=tiers, history=ADAPTIVE.history), VERIFY_SIZES, 4096)
 
 
 def choose_ns(policy: CompiledPolicy, calls: int = 20_000) -> float:
@@ -63,6 +71,9 @@ def main() -> None:
         "chain 5": compile_policy(PolicySource(tiers=(Tier(depth=5, nodes=5),)), VERIFY_SIZES, 4096),
         "tree 5,2,9": compile_policy(PolicySource(tiers=(Tier(depth=5, width=2, nodes=9),)), VERIFY_SIZES, 4096),
         "adaptive": compile_policy(ADAPTIVE, VERIFY_SIZES, 4096),
+        "growth tree": compile_policy(
+            PolicySource(tiers=(Tier(depth=6, width=2, nodes=15),), growth=GROWTH), VERIFY_SIZES, 4096
+        ),
     }
     shares: dict[str, float] = {}
     for name, policy in policies.items():
@@ -75,6 +86,8 @@ def main() -> None:
         print(f"{name:<12} {len(rounds)} rounds, host {host_us:.0f} us, {shares[name]:.1%} of the round")
     decision_ns = choose_ns(policies["adaptive"])
     print(f"choose + observe {decision_ns / 1e3:.2f} us")
+    choose_us = {f"{bins} bins": choose_ns(ladder(bins)) / 1e3 for bins in (1, 3, 9)}
+    print("by size of the policy: " + ", ".join(f"{name} {us:.2f} us" for name, us in choose_us.items()))
     print(
         json.dumps(
             {
@@ -83,6 +96,7 @@ def main() -> None:
                 "host_share": shares["adaptive"],
                 "host_shares": shares,
                 "choose_us": decision_ns / 1e3,
+                "choose_us_by_bins": choose_us,
             }
         )
     )

@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 
 from profiles.config import GridConfig
+from profiles.growth import GO_ON, GrowthTree
 from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
 from profiles.policy import HistorySpec, PolicySource, SignalKind, SignalSpec, Tier
 from runtime.decode import OFF
@@ -42,9 +43,38 @@ def exactness_policies(record: Record) -> list[PolicySource]:
                 name=f"history {window}", signal=entropy, edges=edges, tiers=ladder[: len(edges) + 1], history=history
             )
         )
+    smooth = entropy.model_copy(update={"smoothing": 0.5})
+    named.append(PolicySource(name="entropy, smoothed", signal=smooth, edges=edges, tiers=ladder[: len(edges) + 1]))
+    stops, keep = (0.1, 0.3, 0.4, 0.4, 0.5), (0.05, 0.05, 0.1, 0.1, 0.2, 0.3)
+    gated = Tier(depth=6, width=2, nodes=15, stops=stops, keep=keep)
+    named.append(static_policy("gates by level", gated))
+    named.append(PolicySource(name="growth tree", tiers=(_tier(6, 2, 15),), growth=GROWTH))
+    named.append(
+        PolicySource(
+            name="growth tree in bins", signal=entropy, edges=edges, tiers=ladder[: len(edges) + 1], growth=GROWTH
+        )
+    )
+    margins = [rule for rule in record.manifest.rules if rule.kind == "margin"]
+    named += [
+        static_policy(
+            "margin rule",
+            Tier(depth=6, width=rule.width, nodes=15, rule=rule.model_copy(update={"width": 1})),
+        )
+        for rule in margins
+    ]
     off = Tier(depth=0, nodes=0)
     named.append(PolicySource(name="off when unsure", signal=entropy, edges=edges, tiers=(ladder[0], off)))
     return named
+
+
+GROWTH = GrowthTree(
+    features=("level", "best", "mass", "target_entropy", "lead"),
+    thresholds=(2.5, -0.71, 0.52, 0.117, 0.83),
+    left=(1, -1, 3, -3, -5),
+    right=(2, -2, 4, -4, -6),
+    leaves=(4, GO_ON, 6, 10, 8, GO_ON),
+)
+"""A tree that asks of every kind: the level, scores, their sum, and the target's own signal."""
 
 
 def _edges(record: Record, signal: SignalSpec, bins: int) -> tuple[float, ...]:

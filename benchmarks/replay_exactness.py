@@ -26,11 +26,11 @@ from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from tuner.calibration import Sample, load_samples
 from tuner.lossless import NEAR_TIE, compare_rounds, first_divergence
-from tuner.outcomes import load_record
 from tuner.plan import plan_pair
 from tuner.profiling import manifest_of
 from tuner.replay import Replay
 from tuner.timing import Budget
+from tuner.trace_store import load_record
 from tuner.traces import Recorder
 
 GRID = GridConfig(depth=6, widths=(1, 2, 3), verify_sizes=(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16))
@@ -44,7 +44,8 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
         record = load_record(Path(folder))
     replay = Replay(record, made_up_costs(GRID, (0, int(record.context.max()))))
     by_id = {sample.id: sample for sample in samples}
-    sources = exactness_policies(record)[:policy_limit]
+    paper = GRID.sage_paper.source(GRID.depth, GRID.widths, GRID.max_nodes)
+    sources = [*exactness_policies(record), paper][:policy_limit]
     policies = [compile_policy(s, GRID.verify_sizes, record.context_max) for s in sources]
     everyone = np.arange(len(record.samples))
     walks = [replay.walk(policy, everyone[record.end > record.start]) for policy in policies]
@@ -55,9 +56,9 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
         prompt = pair.encoder.encode(sample.request())
         plain = list(recorded.output)
         for source, policy, walk in zip(sources, policies, walks, strict=True):
-            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens)
+            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens, sampling=record.sampling(i))
             counts["tokens"] += len(plain)
-            found = first_divergence(pair, prompt, plain, live.tokens)
+            found = first_divergence(pair, prompt, plain, live.tokens, record.sampling(i))
             if found is not None:
                 if found.verdict == "bug":
                     raise LosslessError(f"{sample.id}, {source.name}: {found}")

@@ -20,11 +20,12 @@ import polars as pl
 from benchmarks.policies import made_up_costs
 from profiles.config import GridConfig
 from profiles.policy import DraftRule, HistorySpec, PolicySource, Tier
-from profiles.trace_schema import SampleRecord, TraceManifest
+from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest
 from runtime.policy.compile import compile_policy
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
+from tuner.trace_store import load_record
 
 GRID = GridConfig()
 VERIFY_SIZES, WIDTHS, DEPTH, SIGNAL_LOGPROBS = GRID.verify_sizes, GRID.widths, GRID.depth, GRID.signal_logprobs
@@ -58,6 +59,7 @@ def synthetic_record(samples: int = 100, length: int = 101, seed: int = 0) -> Re
             f"{stem}.score": np.where(inside, score, np.nan),
             f"{stem}.pool_scores": scores.reshape(n, -1),
         }
+    columns[f"{CHAIN.stem()}.frontier_entropy"] = rng.exponential(1.0, (n, DEPTH)).astype(np.float32)
     manifest = TraceManifest(
         pair_digest="",
         data_digest="",

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from commands.options import err
 from profiles.config import TuneConfig
+from profiles.families import require_graph
 from profiles.registry import ModelSource
 
 if TYPE_CHECKING:
     from runtime.pair import Pair, PairPlan
     from tuner.machine import Device
+
+BARS_FROM_GIB = 2.0
+"""Weights from here on take long enough for the loaders' own progress bars, downloads included."""
 
 
 def open_pair(plan: PairPlan) -> Pair:
@@ -19,14 +23,18 @@ def open_pair(plan: PairPlan) -> Pair:
     the digests of weights and configuration."""
     from transformers.utils import logging as transformers_logging
 
+    from runtime.model_facts import read_config
     from runtime.pair import load_pair, model_record
 
-    transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    plan.check_memory()
+    size_gib = plan.check_memory()
+    if size_gib < BARS_FROM_GIB:
+        transformers_logging.disable_progress_bar()
     if plan.backend != "onnx":
-        with err.status(f"loading {plan.spec.name}"):
+        with err.status(f"loading {plan.spec.name}, {size_gib:.3g} GiB"):
             return load_pair(plan)
+    for source in (plan.spec.target, plan.spec.draft):
+        require_graph(read_config(plan.spec, source).model_type)
     from exports.onnx_graph import cached_step_graph, graph_key
     from runtime.backends.torch_backend import cache_argument, load_transformers
 
@@ -45,11 +53,12 @@ def open_pair(plan: PairPlan) -> Pair:
         return load_pair(plan, (folders[0], folders[1]))
 
 
-def open_configured(config: TuneConfig) -> tuple[Pair, TuneConfig, Device]:
-    """The pair of a configuration on its device, `auto` resolved. The process keeps to the planned cores."""
+def open_configured(config: TuneConfig, keep_to_cores: bool = True) -> tuple[Pair, TuneConfig, Device]:
+    """The pair of a configuration on its device, `auto` resolved. The process keeps to the first of its cores, as
+    many as are planned, unless somebody else places it."""
     from tuner.plan import plan_pair
 
     plan, resolved, device = plan_pair(config)
-    if hasattr(os, "sched_setaffinity"):
+    if keep_to_cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])
     return open_pair(plan), resolved, device

@@ -7,7 +7,6 @@ joins the scores, not the keys: the graph never concatenates (copies) the cache.
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 from transformers import AttentionInterface
 
 from profiles.errors import BadInput
+from profiles.families import require_graph, text_side
 from profiles.graph_contract import (
     CONTRACT_VERSION,
     EMBEDDINGS_FILE,
@@ -35,7 +35,7 @@ from profiles.graph_contract import (
     past_names,
 )
 from profiles.provenance import digest, file_digest
-from profiles.store import atomic_path, write_json
+from profiles.store import atomic_path, cache_root, write_json
 
 OPSET = 20
 """Opset 23 and later emit the Attention operator, which TensorRT-RTX parses and then fails to build."""
@@ -124,16 +124,10 @@ def graph_key(weights_digest: str, config_digest: str) -> str:
     return digest([weights_digest, config_digest, CONTRACT_VERSION, EXPORTER_VERSION, OPSET, torch.__version__])[:16]
 
 
-def cache_folder() -> Path:
-    """Where graphs are kept: `$SAGE_TUNE_CACHE`, else the user's cache folder."""
-    root = os.environ.get("SAGE_TUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return Path(root) / "sage_tune" / "graphs" if root else Path.home() / ".cache" / "sage_tune" / "graphs"
-
-
 def cached_step_graph(name: str, key: str, load: Callable[[], tuple[Any, str]]) -> Path:
     """Folder of a step graph, exported on first use. `load` returns the transformers model and the name of its
     cache argument; it is called only when the graph is missing."""
-    folder = cache_folder() / f"{name}-{key}"
+    folder = cache_root() / "graphs" / f"{name}-{key}"
     if not (folder / SIDE_FILE).exists():
         model, cache_argument = load()
         export_step_graph(model, folder, cache_argument)
@@ -144,12 +138,13 @@ def export_step_graph(model: Any, folder: Path, cache_argument: str) -> StepGrap
     """Write graph, embedding table and side file of a loaded transformers model (float32) to `folder`.
 
     The side file comes last and is written atomically: a folder without it is an unfinished export.
-    Raises BadInput for a text side whose layers are not all full attention.
+    Raises BadInput for a family without a step graph, and for a text side whose layers are not all full attention.
     """
+    require_graph(model.config.model_type)
     config = model.config.get_text_config()
     if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
         raise BadInput(f"only full-attention layers can be exported, got {config.layer_types}")
-    text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+    text = text_side(model)
     layers, kv_heads = config.num_hidden_layers, config.num_key_value_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     folder.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ def admit(profile: PolicyProfile, pair: PairRecord, machine: Fingerprint) -> lis
     return notes
 
 
-def sampling_of(profile: PolicyProfile, flags: dict[str, float | int | None]) -> Sampling:
+def sampling_of(profile: PolicyProfile, **flags: float | None) -> Sampling:
     """How a request samples: as the profile was tuned, overridden by the flags that were given (None was not).
 
     Raises BadInput for an impossible value, and for a filter without a temperature.

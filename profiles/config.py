@@ -6,13 +6,15 @@ A default lives here and nowhere else; command-line flags override single fields
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
 from profiles.frozen import Frozen
+from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
 from profiles.sage_paper import SagePaper
 from profiles.sampling import Sampling
@@ -22,14 +24,36 @@ from profiles.store import parse, read_toml
 class DataConfig(Frozen):
     """Calibration prompts and their split."""
 
-    path: Annotated[str | None, Field(description="JSONL of samples; unset takes the pair's own calibration set")] = (
-        None
-    )
+    path: Annotated[
+        str | None,
+        Field(description="JSONL, folder of pictures, or hf:NAME[:SPLIT]; unset takes the pair's own calibration set"),
+    ] = None
+    default_prompt: Annotated[
+        str, Field(min_length=1, description="asked about pictures of a folder that come without a prompt")
+    ] = "Describe the image in detail."
+    subset: Annotated[str | None, Field(description="configuration of an hf: data set that has several")] = None
+    image_column: Annotated[str, Field(description="hf: column of the picture; '' for a text-only set")] = "image"
+    prompt_column: Annotated[str, Field(min_length=1, description="hf: column of the prompt")] = "prompt"
+    id_column: Annotated[str, Field(description="hf: column of the id that fixes a split; '' takes the row")] = ""
+    allow_synthetic: Annotated[
+        bool, Field(description="take prompts that are no language, such as random tokens; their acceptance is false")
+    ] = False
+    trace_url: Annotated[
+        str | None,
+        Field(description="folder of the record: a path or an fsspec URL (s3://...); unset is the run folder"),
+    ] = None
     prompts: Annotated[int, Field(ge=9, description="use at most this many prompts, spread over kinds")] = 240
     max_new_tokens: Annotated[int, Field(ge=1, le=8192, description="cap on each sample's own limit")] = 256
     skip_bad: Annotated[bool, Field(description="skip unreadable samples with a count instead of stopping")] = False
     tune_share: Annotated[float, Field(gt=0, lt=1, description="share of prompts that the search sees")] = 0.5
     select_share: Annotated[float, Field(gt=0, lt=1, description="share that chooses among finalists")] = 0.2
+
+    @field_validator("trace_url")
+    @classmethod
+    def _no_password(cls, place: str | None) -> str | None:
+        if place is not None and has_password(place):
+            raise ValueError("a password does not belong into a trace URL, which is written down; configure fsspec")
+        return place
 
     @model_validator(mode="after")
     def _something_left(self) -> Self:
@@ -85,6 +109,15 @@ class GridConfig(Frozen):
             )
         return self
 
+    def restricted(self, verify_sizes: Iterable[int]) -> GridConfig:
+        """The grid with only these of its verify sizes, and no deeper than a chain that fits the largest of them.
+
+        Raises ValueError (through the model) when less than a plain step and one node is left.
+        """
+        kept = tuple(size for size in self.verify_sizes if size in set(verify_sizes))
+        depth = min(self.depth, max(kept, default=1) - 1)
+        return GridConfig.model_validate(self.model_dump() | {"verify_sizes": kept, "depth": depth})
+
     def node_counts(self, depth: int, width: int) -> list[int]:
         """Node budgets of a tier that leave no verify slot idle: sizes minus the root, within depth..pool.
 
@@ -126,7 +159,12 @@ class TimingConfig(Frozen):
 class SearchConfig(Frozen):
     """The Optuna study over policies."""
 
+    storage: Annotated[
+        str | None,
+        Field(description="where the study lives: PATH, journal:PATH or postgresql://...; unset is the run folder"),
+    ] = None
     trials: Annotated[int, Field(ge=1, description="trials of the study, the baselines included")] = 400
+    sampler: Annotated[Literal["tpe", "random"], Field(description="how trials are drawn")] = "tpe"
     seed: Annotated[int, Field(ge=0, description="seed of the sampler")] = 7
     signals: Annotated[
         tuple[SignalKind, ...], Field(min_length=1, description="signals the search may choose from")
@@ -150,6 +188,18 @@ class SearchConfig(Frozen):
     ] = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
     monotone: Annotated[bool, Field(description="depth may not rise and width may not fall with the signal")] = True
 
+    @field_validator("storage")
+    @classmethod
+    def _known_storage(cls, place: str | None) -> str | None:
+        if place is not None:
+            study_location(place)
+        return place
+
+    @field_serializer("storage")
+    def _storage_to_write_down(self, place: str | None) -> str | None:
+        """A password is used, never stored: not in a run folder, not in a profile, not in a digest."""
+        return None if place is None else without_password(place)
+
 
 class ConfirmConfig(Frozen):
     """The live comparison that decides what ships."""
@@ -160,7 +210,6 @@ class ConfirmConfig(Frozen):
     ] = 2
     select_prompts: Annotated[int, Field(ge=3, description="prompts that choose the winner")] = 40
     report_prompts: Annotated[int, Field(ge=3, description="prompts that the result is reported on")] = 72
-    resamples: Annotated[int, Field(ge=200, description="bootstrap resamples over prompts")] = 2000
     prediction_bound: Annotated[
         float, Field(gt=0, description="replayed and measured speedup may differ by this share")
     ] = 0.1
@@ -170,6 +219,10 @@ class TuneConfig(Frozen):
     """The whole document."""
 
     model: Annotated[str, Field(description="registered pair, or a pair TOML of your own")] = "tiny-llava-ov"
+    target: Annotated[
+        str | None, Field(description="hub id or folder in place of the pair's target; with draft, a pair of its own")
+    ] = None
+    draft: Annotated[str | None, Field(description="hub id or folder in place of the pair's draft")] = None
     gpu: Annotated[str, Field(description="device: auto, cpu, h100, ... (see `sage_tune gpus`)")] = "auto"
     backend: Annotated[
         Literal["auto", "onnx", "torch"], Field(description="inference engine; auto takes the pair's own")
@@ -178,6 +231,13 @@ class TuneConfig(Frozen):
         Literal["auto", "float32", "bfloat16", "float16"],
         Field(description="weights and activations; auto takes the pair's own"),
     ] = "auto"
+    device_map: Annotated[
+        str | None,
+        Field(
+            pattern=r"^(auto|balanced|balanced_low_0|sequential|cpu|cuda(:\d+)?)$",
+            description="spread the target over devices as transformers does: auto, balanced, sequential, cuda:1",
+        ),
+    ] = None
     threads: Annotated[
         int, Field(ge=0, le=1024, description="CPU threads, pinned and recorded; 0 takes every core")
     ] = 0
@@ -261,35 +321,3 @@ def retuned(recorded: TuneConfig, path: Path | None, overrides: dict[str, Any]) 
     if path is not None:
         raw |= {key: value for key, value in read_toml(path).items() if key in RETUNABLE}
     return _overridden(raw, overrides, str(path) if path else "flags")
-
-
-def to_toml(config: TuneConfig) -> str:
-    """The document as commented TOML; reading it back gives the same configuration."""
-    lines = ["# sage_tune configuration. Flags on the command line override single fields."]
-    _write_fields(config, "", lines)
-    return "\n".join(lines) + "\n"
-
-
-def _write_fields(model: BaseModel, table: str, lines: list[str]) -> None:
-    nested: list[tuple[str, BaseModel]] = []
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if isinstance(value, BaseModel):
-            nested.append((f"{table}.{name}" if table else name, value))
-            continue
-        lines.append(f"# {field.description}")
-        lines.append(f"# {name} =" if value is None else f"{name} = {_toml_value(value)}")
-    for name, child in nested:
-        lines += ["", f"# {(type(child).__doc__ or '').splitlines()[0]}", f"[{name}]"]
-        _write_fields(child, name, lines)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)

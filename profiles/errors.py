@@ -48,6 +48,12 @@ class HardwareMissing(SageError):
     exit_code = 3
 
 
+class OutOfMemory(SageError):
+    """A pass needs more memory than the device has."""
+
+    exit_code = 3
+
+
 class Inconclusive(SageError):
     """The budget ended before a verdict was certain."""
 

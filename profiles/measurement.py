@@ -12,7 +12,8 @@ Mark = Literal["measured", "replayed", "estimated"]
 
 
 class Interval(Frozen):
-    """Median of a statistic with its 95 % bootstrap interval over prompts."""
+    """A statistic over all prompts (`median`, the name that schema version 1 gave it) with its 95 % interval by
+    prompts. A speedup is the ratio of total times."""
 
     median: float
     low: float
@@ -50,8 +51,8 @@ class PassTime(Frozen):
     """Fitted mean at this context, outliers left out: a line over context through all samples of kind and size."""
     p10_ns: Annotated[float, Field(gt=0)]
     p90_ns: Annotated[float, Field(gt=0)]
-    samples: Annotated[int, Field(ge=1)]
-    """Passes of this kind and size, over all contexts."""
+    samples: Annotated[int, Field(ge=0)]
+    """Passes of this kind and size, over all contexts; 0 when the time was estimated."""
 
 
 class HostTime(Frozen):
@@ -70,6 +71,10 @@ class HostTime(Frozen):
     rounds: Annotated[int, Field(ge=0)]
 
 
+FREE_SLACK = 0.1
+"""A verify pass that costs at most this share more than the smallest one is as good as free."""
+
+
 class CostTable(Frozen):
     """What a round is charged: every pass size that the runtime can make, on a grid of context lengths."""
 
@@ -77,6 +82,8 @@ class CostTable(Frozen):
     threads: Annotated[int, Field(ge=1)]
     passes: tuple[PassTime, ...]
     host: HostTime
+    dropped_sizes: tuple[int, ...] = ()
+    """Verify sizes that were asked for and ran out of memory. They have no passes here, so no policy can use them."""
 
     @model_validator(mode="after")
     def _full_grid(self) -> Self:
@@ -93,15 +100,25 @@ class CostTable(Frozen):
     def contexts(self) -> list[int]:
         return sorted({p.context for p in self.passes})
 
+    def mean_ns(self, kind: PassKind, n: int) -> float:
+        """Time of a pass at the mean of the timed contexts. Raises ValueError for a size that was not timed."""
+        times = [p.time_ns for p in self.passes if (p.kind, p.n) == (kind, n)]
+        if not times:
+            raise ValueError(f"{kind} passes of {n} tokens were not timed; have {self.sizes(kind)}")
+        return sum(times) / len(times)
+
     def cost_ratio(self) -> float:
         """Target-to-draft cost c_t / c_d: the smallest verification pass over the smallest frontier pass (catch-up
         when no frontier was timed), mean over contexts. Both are passes of drafting rounds, so caches are alike."""
         kind: PassKind = "frontier" if self.sizes("frontier") else "catch_up"
-        target, draft = (
-            [p.time_ns for p in self.passes if p.kind == k and p.n == self.sizes(k)[0]] for k in ("verify", kind)
-        )
-        ratio: float = (sum(target) / len(target)) / (sum(draft) / len(draft))
-        return ratio
+        return self.mean_ns("verify", self.sizes("verify")[0]) / self.mean_ns(kind, self.sizes(kind)[0])
+
+    def free_width(self, slack: float = FREE_SLACK) -> int:
+        """The largest timed verify size (root counted) whose pass costs at most `slack` more than the smallest one,
+        mean over contexts. Up to there a pass is bound by reading weights, and more tokens cost next to nothing."""
+        sizes = self.sizes("verify")
+        limit = (1 + slack) * self.mean_ns("verify", sizes[0])
+        return max(size for size in sizes if self.mean_ns("verify", size) <= limit)
 
 
 class CurvePoint(Frozen):
@@ -120,8 +137,27 @@ class CurvePoint(Frozen):
     accepted_high: float
 
 
+class Association(Frozen):
+    """How much a signal says about the draft tokens that the reference tier accepts (bonus excluded)."""
+
+    rank_correlation: Interval
+    """Spearman."""
+    information_nats: Interval
+    """Mutual information of the signal, in bins, and `accepted`; what chance alone would show is subtracted."""
+    share: Interval
+    """The same over the entropy of `accepted`: 0 says nothing, 1 says all."""
+    entropy_nats: Annotated[float, Field(ge=0)]
+    """Entropy of `accepted`."""
+    chance_nats: Annotated[float, Field(ge=0)]
+    """What 95 % of signals of other positions show above what chance alone would: more than that is no luck."""
+
+
+CurvePart = Literal["all", "early", "late", "short", "middle", "long"]
+"""Positions of a curve: all, the two halves of positions in the output, the three thirds of context lengths."""
+
+
 class Curve(Frozen):
-    """Entropy-acceptance curve of one signal and modality, and how much the signal explains."""
+    """Entropy-acceptance curve of one signal, one modality and one part of the positions."""
 
     signal: str
     modality: str
@@ -129,6 +165,11 @@ class Curve(Frozen):
     rank_correlation: float
     """Spearman correlation of the signal with the reference tier's accepted tokens."""
     points: tuple[CurvePoint, ...]
+    part: CurvePart = "all"
+    bounds: tuple[int, int] | None = None
+    """First and last position in the output (early, late) or context length (short, middle, long) of the part."""
+    association: Association | None = None
+    """None where fewer than three prompts contribute."""
 
 
 class PolicyResult(Frozen):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from profiles.errors import BadInput
 from profiles.frozen import Frozen
@@ -56,6 +56,10 @@ class Fingerprint(Frozen):
     backend_version: str
     dtype: str
     tensor_parallel: int = 1
+    device_map: str | None = None
+    """How the target's layers were spread over devices (`auto`, ...); None keeps a model on one device."""
+    devices: int = 1
+    """Devices that the target's layers are on."""
     cpu: str
     cores: int
     threads: int
@@ -67,13 +71,19 @@ class Fingerprint(Frozen):
     versions: dict[str, str] = Field(default_factory=dict)
     host: str = ""
 
+    @model_serializer(mode="wrap")
+    def _without_silent_fields(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Fields younger than the first documents are written only when they say something, so that the digests
+        of older documents still hold."""
+        fields: dict[str, Any] = handler(self)
+        return {k: v for k, v in fields.items() if k not in YOUNGER_FIELDS or v != type(self).model_fields[k].default}
+
     def differences(self, found: Fingerprint) -> list[tuple[str, FingerprintClass, Any, Any]]:
         """Fields that differ as `(field, class, saved, found)`, hard ones first."""
-        saved_fields, found_fields = self.model_dump(), found.model_dump()
         rows = [
-            (field, FIELD_CLASS[field], saved_fields[field], found_fields[field])
-            for field in saved_fields
-            if saved_fields[field] != found_fields[field]
+            (field, kind, getattr(self, field), getattr(found, field))
+            for field, kind in FIELD_CLASS.items()
+            if getattr(self, field) != getattr(found, field)
         ]
         if engine_major(self.backend_version) == engine_major(found.backend_version):
             rows = [(f, "soft" if f == "backend_version" else c, a, b) for f, c, a, b in rows]
@@ -87,6 +97,8 @@ FIELD_CLASS: Mapping[str, FingerprintClass] = {
     "backend_version": "hard",
     "dtype": "hard",
     "tensor_parallel": "hard",
+    "device_map": "hard",
+    "devices": "hard",
     "cpu": "soft",
     "cores": "soft",
     "threads": "soft",
@@ -98,6 +110,8 @@ FIELD_CLASS: Mapping[str, FingerprintClass] = {
     "versions": "soft",
     "host": "ignored",
 }
+
+YOUNGER_FIELDS = ("device_map", "devices")
 
 
 def engine_major(version: str) -> str:

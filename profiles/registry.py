@@ -12,44 +12,67 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from profiles.errors import BadInput
+from profiles.families import FAMILIES, Modality
 from profiles.frozen import Frozen
+from profiles.model_shape import ModelShape
+from profiles.policy_profile import PairRecord
 from profiles.store import parse, read_toml
 
 HERE = Path(__file__).resolve().parent
+Dtype = Literal["float32", "bfloat16", "float16"]
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ModelSource(Frozen):
-    """A model folder (relative to the file that names it) or a hub id with its revision."""
+    """One model: a folder (relative to the file that names it) or a hub id with its revision."""
 
     path: str | None = None
     hub: str | None = None
     revision: str | None = None
+    """Branch, tag or commit on the hub. A branch such as `main` moves; what is recorded is the commit it stood for."""
+    weights_gib: Annotated[float | None, Field(gt=0)] = None
+    """Memory that its weights take in the pair's `dtype`; measured from its files where it is not stated."""
+    shape: ModelShape | None = None
+    """Sizes of its text side, for estimates on a device that is not here; read from its config where absent."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
         if (self.path is None) == (self.hub is None):
             raise ValueError(f"exactly one of path and hub must be given, got {self!r}")
+        if self.path is not None and self.revision is not None:
+            raise ValueError(f"a revision belongs to a hub id, got path={self.path!r}, revision={self.revision!r}")
         return self
+
+    def label(self) -> str:
+        return self.hub or f"embedded {self.path}"
 
 
 class PairSpec(Frozen):
-    """A pair: target and draft of one family, sharing tokenizer and processor."""
+    """A pair: target and draft of one family, sharing one tokenizer."""
 
     name: str
     target: ModelSource
     draft: ModelSource
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    family: str | None = None
+    """`model_type` of a vision-language target, when it is known before its config is read."""
+    dtype: Dtype = "float32"
     backend: Literal["onnx", "torch"] = "torch"
-    modalities: tuple[Literal["text", "image", "video"], ...] = ("image",)
+    modalities: tuple[Modality, ...] = ("image",)
     calibration: str | None = None
     """JSONL of calibration samples, relative to the file that names it."""
-    weights_gib: Annotated[float, Field(gt=0)]
-    """Memory that the weights of both models take in `dtype`."""
+    weights_gib: Annotated[float | None, Field(gt=0)] = None
+    """Memory that the weights of both models take in `dtype`, when the models do not state it one by one."""
     without: tuple[str, ...] = ()
     """Generation settings of the target, by name, that are knowingly not applied (`runtime.processors`)."""
     note: str = ""
     folder: Path = Path()
     """Where relative paths start: the folder of the file that was read."""
+
+    @model_validator(mode="after")
+    def _known_family(self) -> Self:
+        if self.family is not None and self.family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(sorted(FAMILIES))}, got {self.family!r}")
+        return self
 
     def resolve(self, source: ModelSource) -> str:
         """Absolute folder, or the hub id."""
@@ -58,19 +81,34 @@ class PairSpec(Frozen):
     def calibration_path(self) -> Path | None:
         return None if self.calibration is None else (self.folder / self.calibration).resolve()
 
+    def stated_gib(self, dtype: str) -> float | None:
+        """Memory of both models' weights in a dtype by what the file states, None when it does not say."""
+        scale = DTYPE_BYTES[dtype] / DTYPE_BYTES[self.dtype]
+        if self.weights_gib is not None:
+            return self.weights_gib * scale
+        if self.target.weights_gib is None or self.draft.weights_gib is None:
+            return None
+        return (self.target.weights_gib + self.draft.weights_gib) * scale
+
 
 class GpuSpec(Frozen):
     """A device: how to recognise it, and its published figures with their source."""
 
     name: str
     product: str
+    aliases: tuple[str, ...] = ()
+    """Short names that mean this device where one must be chosen: `h100` for an estimate."""
     matches: tuple[str, ...]
-    """A device is this one when its reported product name contains one of these, compared case-folded."""
+    """Product names that the driver reports for it, whole: a slice or a sibling of it has other figures."""
     kind: Literal["cpu", "cuda"]
-    memory_gib: float | None = None
-    bandwidth_gb_per_s: float | None = None
-    dense_bf16_tflops: float | None = None
+    memory_gib: Annotated[float | None, Field(gt=0)] = None
+    bandwidth_gb_per_s: Annotated[float | None, Field(gt=0)] = None
+    dense_bf16_tflops: Annotated[float | None, Field(gt=0)] = None
+    """Dense tensor rate with float32 accumulation: half of the figure that vendors print for sparse matrices."""
     source: str = ""
+
+    def matches_product(self, product: str) -> bool:
+        return product.casefold() in {name.casefold() for name in self.matches}
 
 
 def model_names() -> list[str]:
@@ -96,11 +134,32 @@ def load_pair_spec(name_or_path: str) -> PairSpec:
     return parse(PairSpec, {**raw, "folder": folder}, str(path))
 
 
+def named_pair(record: PairRecord, model: str | None) -> dict[str, str]:
+    """Configuration fields that name a recorded pair again: `model` where it is given, else its registered name,
+    else the hub ids or absolute folders of a pair that was given as target and draft."""
+    target, draft = (
+        f"{m.source}@{m.revision}" if m.revision else m.source if Path(m.source).is_absolute() else None
+        for m in (record.target, record.draft)
+    )
+    if model is not None or record.name in model_names() or target is None or draft is None:
+        return {"model": model or record.name}
+    return {"target": target, "draft": draft}
+
+
 def load_gpu_spec(name: str) -> GpuSpec:
+    """A device by the name of its file. Raises BadInput with the nearest name."""
     if name not in gpu_names():
         raise BadInput(_unknown("gpu", name, gpu_names()))
     path = HERE / "gpus" / f"{name}.toml"
     return parse(GpuSpec, read_toml(path), str(path))
+
+
+def gpu_specs(name: str) -> list[GpuSpec]:
+    """Every device that a name may mean, the one it stands for first: `h100` is any H100. Raises BadInput."""
+    known = [load_gpu_spec(stem) for stem in gpu_names()]
+    found = [spec for spec in known if name in (spec.name, *spec.aliases)]
+    found += [spec for spec in known if spec.name.startswith(f"{name}-") and spec not in found]
+    return found or [load_gpu_spec(name)]
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:

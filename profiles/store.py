@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import os
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from profiles.errors import BadInput, ProfileError
+from profiles.locations import redacted
 from profiles.migration import migrated, saved_digests
 from profiles.policy_profile import SCHEMA_VERSION, PolicyProfile
 
@@ -39,6 +41,12 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def cache_root() -> Path:
+    """Where things are kept that can be made again: under `$SAGE_TUNE_CACHE`, else in the user's cache folder."""
+    root = os.environ.get("SAGE_TUNE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "sage_tune"
+
+
 def write_text(path: Path, text: str) -> None:
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -46,9 +54,22 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Pretty JSON with sorted keys; the same value gives the same bytes."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """What `write_json` writes."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+@contextmanager
+def kernel_lock(path: Path) -> Iterator[None]:
+    """Hold a file's lock; others wait. The kernel gives it free when its holder ends, however it ends."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read_json(path: Path, kind: type[Model]) -> Model:
@@ -122,7 +143,7 @@ def _explain(kind: type[BaseModel], line: Any) -> str:
         near = difflib.get_close_matches(str(line["loc"][-1]), known, n=1, cutoff=0.5)
         hint = f", did you mean '{near[0]}'?" if near else f"; known: {', '.join(sorted(known))}"
         return f"unknown key '{key}'{hint}"
-    shown = repr(line.get("input"))
+    shown = redacted(repr(line.get("input")))
     return f"{key}: {line['msg']} (got {shown if len(shown) < 120 else shown[:117] + '...'})"
 
 

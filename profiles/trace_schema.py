@@ -5,7 +5,7 @@ starts here". Columns of a drafting rule carry its stem as prefix (`beam_3.score
 one entry per level of the recorded depth D, or per log-probability of the K that are kept.
 
 Under sampling a log-probability is the log softmax of perturbed scores (`runtime.sampling`), and the output's token is
-the target's best by them.
+the target's best by them. What the draft's filters leave out has no rank: it is never proposed.
 
 | column                 | meaning |
 |------------------------|---------|
@@ -22,6 +22,7 @@ the target's best by them.
 | score                  | [D] its cumulative log-probability, NaN when absent |
 | sibling_rank, sibling_probability | [D] among the children of its parent, -1 / NaN when absent |
 | pool_scores            | [D, width^2] sorted scores of the level's candidates, -inf where there is none |
+| frontier_entropy       | chain only: [D] nats, of the draft's distribution that the level's candidate comes from |
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from profiles.frozen import Frozen
 from profiles.policy import DraftRule
 from profiles.sampling import AS_MADE, Sampling
 
+CHAIN: Final = DraftRule(width=1)
+"""The rule of linear drafts, which has a column of its own."""
 TRACE_VERSION: Final = 2
 
 

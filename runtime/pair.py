@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput, HardwareMissing
+from profiles.families import FAMILIES
 from profiles.policy_profile import ModelRecord, PairRecord
 from profiles.provenance import digest, file_digest
 from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
+from runtime.draft_prompts import OwnPromptModel
+from runtime.model_facts import generation_settings, needed_gib, read_config
 from runtime.processors import repetition_penalty
-from runtime.prompts import PromptEncoder
+from runtime.prompts import PromptEncoder, chat_template
 
 HASHED_WHOLE_BYTES = 2 << 30
 """Weight files up to this size are hashed whole; larger ones by name and size, with their index file."""
@@ -54,9 +56,12 @@ class PairPlan:
     device: str
     threads: int
     memory_bytes: int | None = None
-    """Memory of the device, when it is known."""
+    """Memory of the device, or of all devices that `device_map` may use; None when it is not known."""
+    device_map: str | None = None
+    """How transformers spreads the target over devices. The draft stays whole on `device`."""
 
     def files(self, source: ModelSource, graph_folder: Path | None) -> ModelFiles:
+        """How one of the two models is loaded."""
         return ModelFiles(
             source=self.spec.resolve(source),
             revision=source.revision,
@@ -64,65 +69,89 @@ class PairPlan:
             device=self.device,
             threads=self.threads,
             graph_folder=graph_folder,
+            device_map=self.device_map if source is self.spec.target else None,
         )
 
-    def check_memory(self) -> None:
-        """Raises HardwareMissing with needed and found memory before anything large is loaded."""
-        found_gib = math.inf if self.memory_bytes is None else self.memory_bytes / (1 << 30)
-        if self.spec.weights_gib > found_gib:
+    def check_memory(self) -> float:
+        """Memory that the weights need, in GiB. Raises HardwareMissing, naming it and what was found, before
+        anything large is loaded."""
+        needed, found = needed_gib(self.spec, self.dtype), self.memory_bytes
+        if found is not None and needed > found / (1 << 30):
+            where = self.device if self.device_map is None else f"device map '{self.device_map}'"
+            alone = self.device != "cpu" and self.device_map is None
             raise HardwareMissing(
-                f"'{self.spec.name}' needs {self.spec.weights_gib:g} GiB for its weights alone, {self.device} has "
-                f"{found_gib:.0f} GiB of memory"
+                f"'{self.spec.name}' needs {needed:.3g} GiB for its weights alone ({self.dtype}), {where} has "
+                f"{found / (1 << 30):.3g} GiB of memory"
+                + ("; --device-map auto spreads the target over every device" if alone else "")
             )
+        return needed
 
 
 def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) -> Pair:
     """Load both models. `graph_folders` are the exported step graphs of target and draft, for the ONNX backend.
 
-    Raises BadInput when tokenizers differ (naming the first difference) or a folder is incomplete.
+    Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
+    known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
     """
-    from transformers import AutoConfig, AutoTokenizer
-
-    from runtime.vision import load_processor
+    from runtime.vision import reading_rules
 
     plan.check_memory()
     spec = plan.spec
-    target_source, draft_source = spec.resolve(spec.target), spec.resolve(spec.draft)
     for source in (spec.target, spec.draft):
         if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
             raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(target_source, revision=spec.target.revision)
-        draft_tokenizer = AutoTokenizer.from_pretrained(draft_source, revision=spec.draft.revision)
-    except OSError as error:
-        # the library's own text runs over several lines; its first one says which file or host
-        raise BadInput(f"'{spec.name}' cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    (config, tokenizer, processor), (_, draft_tokenizer, draft_processor) = (
+        _reader(spec, source) for source in (spec.target, spec.draft)
+    )
+    if spec.family is not None and spec.family != config.model_type:
+        raise BadInput(f"'{spec.name}' is said to be of family '{spec.family}', its target is '{config.model_type}'")
     check_same_tokens(tokenizer.get_vocab(), draft_tokenizer.get_vocab())
-    config = AutoConfig.from_pretrained(target_source, revision=spec.target.revision)
-    processor = load_processor(target_source, spec.target.revision, config.model_type, tokenizer)
+    if processor is not None and draft_processor is None:
+        raise BadInput(f"the target of '{spec.name}' reads pictures, its draft reads text only")
+    if processor is None or reading_rules(processor) == reading_rules(draft_processor):
+        draft_processor = None  # what the target reads serves both
+    settings = generation_settings(spec.resolve(spec.target), spec.target.revision)
+    penalty = repetition_penalty(settings, spec.without, spec.name)
     graphs = graph_folders or (None, None)
-    target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
+    # the draft first: it takes its place on one device before a device map fills the rest with the target
     draft = load_model(plan.backend, plan.files(spec.draft, graphs[1]))
+    target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
     for role, model in (("target", target), ("draft", draft)):
         if max(tokenizer.get_vocab().values()) >= model.vocab_size:
             raise BadInput(
                 f"every token id must have a row in the head; the tokenizer goes up to "
                 f"{max(tokenizer.get_vocab().values())}, the {role} has {model.vocab_size} rows"
             )
-    settings = _generation_settings(target_source, spec.target.revision)
+    reads = ("text",) if processor is None else FAMILIES[config.model_type].reads
     # ids beyond the shorter head are padding: the other model could not even embed them
     draft.token_limit = min(target.vocab_size, draft.vocab_size)
     return Pair(
         spec=spec,
         target=target,
-        draft=draft,
-        encoder=PromptEncoder(tokenizer, processor),
-        eos_ids=_eos_ids(settings, tokenizer, target_source),
-        record=_record(spec, tokenizer, processor),
+        draft=draft if draft_processor is None else OwnPromptModel(draft),
+        encoder=PromptEncoder(tokenizer, processor, draft_processor, reads),
+        eos_ids=eos_ids_of(settings, tokenizer, spec.resolve(spec.target)),
+        record=_record(spec, tokenizer, processor, draft_processor),
         threads=plan.threads,
         device=plan.device,
-        repetition_penalty=repetition_penalty(settings, spec.without, spec.name),
+        repetition_penalty=penalty,
     )
+
+
+def _reader(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:
+    """Configuration, tokenizer and processor of one model; no processor for a text-only one."""
+    from transformers import AutoTokenizer
+
+    from runtime.vision import load_processor
+
+    config = read_config(spec, source)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.resolve(source), revision=source.revision)
+        processor = load_processor(spec.resolve(source), source.revision, config.model_type, tokenizer)
+    except OSError as error:
+        # the library's own text runs over several lines; its first one says which file or host
+        raise BadInput(f"'{spec.name}' cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    return config, tokenizer, processor
 
 
 def check_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
@@ -137,18 +166,8 @@ def check_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
     )
 
 
-def _generation_settings(source: str, revision: str | None) -> dict[str, Any]:
-    """The model's own generation settings by name; none when it ships none."""
-    from transformers import GenerationConfig
-
-    try:
-        settings: dict[str, Any] = GenerationConfig.from_pretrained(source, revision=revision).to_dict()
-    except OSError:
-        return {}
-    return settings
-
-
-def _eos_ids(settings: dict[str, Any], tokenizer: Any, source: str) -> frozenset[int]:
+def eos_ids_of(settings: dict[str, Any], tokenizer: Any, source: str) -> frozenset[int]:
+    """Ids that end an output: of the generation settings, else of the tokenizer. Raises BadInput without any."""
     eos = settings.get("eos_token_id")
     if eos is None:
         eos = tokenizer.eos_token_id
@@ -157,13 +176,15 @@ def _eos_ids(settings: dict[str, Any], tokenizer: Any, source: str) -> frozenset
     return frozenset(eos if isinstance(eos, list) else [eos])
 
 
-def _record(spec: PairSpec, tokenizer: Any, processor: Any | None) -> PairRecord:
-    settings = {} if processor is None else processor.image_processor.to_dict()
+def _record(spec: PairSpec, tokenizer: Any, processor: Any | None, draft_processor: Any | None) -> PairRecord:
+    settings: Any = {} if processor is None else processor.image_processor.to_dict()
+    if draft_processor is not None:
+        settings = [settings, draft_processor.image_processor.to_dict()]
     return PairRecord(
         name=spec.name,
         target=model_record(spec, spec.target),
         draft=model_record(spec, spec.draft),
-        tokenizer_digest=digest([tokenizer.get_vocab(), tokenizer.chat_template]),
+        tokenizer_digest=digest([tokenizer.get_vocab(), chat_template(tokenizer, processor)]),
         processor_digest=digest(json.loads(json.dumps(settings, default=str))),
     )
 

@@ -59,7 +59,7 @@ def repetition_penalty(settings: dict[str, Any], without: tuple[str, ...], pair:
         if value is not None and value not in neutral and name not in without:
             raise BadInput(
                 f"the generation settings of '{pair}' ask for {name} = {value!r}, which cannot be applied node by "
-                f'node; to decode without it, put without = ["{name}"] into the pair file'
+                f'node; to decode without it, put without = ["{name}"] into a pair file'
             )
     asked = settings.get(PENALTY)
     return 1.0 if asked is None or PENALTY in without else float(asked)

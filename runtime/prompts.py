@@ -7,17 +7,17 @@ expanded plus the tensors that the vision tower takes. Images go into the prefil
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from profiles.errors import BadInput
+from profiles.families import Modality
 from runtime.policy.tree import IntArray
 
-Modality = Literal["text", "image", "video"]
 VIDEO_MAX_FRAMES = 64
 
 
@@ -33,6 +33,18 @@ class Request:
     def modality(self) -> Modality:
         return "video" if self.videos else "image" if self.images else "text"
 
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages of a text request with strings as contents: templates of text-only models know no parts."""
+        return [
+            m | {"content": "".join(part["text"] for part in m["content"])} if isinstance(m.get("content"), list) else m
+            for m in self.messages
+        ]
+
+    def places(self, kind: str) -> int:
+        """Entries of a kind in the messages."""
+        contents = [m.get("content") for m in self.messages]
+        return sum(part.get("type") == kind for c in contents if isinstance(c, list) for part in c)
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -41,23 +53,49 @@ class Prompt:
     input_ids: IntArray
     vision: dict[str, Any]
     modality: Modality
+    draft: Prompt | None = None
+    """The same request as the draft reads it, when its pictures take other placeholders than the target's."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def extended(self, tokens: IntArray) -> Prompt:
+        """The prompt followed by text tokens [n], for the draft's own reading as well. Vision inputs with an entry per
+        token (token types) grow by the entry of text, 0."""
+        length, more = len(self), len(tokens)
+        vision = {
+            name: value if tuple(value.shape) != (1, length) else _padded(value, more)
+            for name, value in self.vision.items()
+        }
+        ids = np.concatenate([self.input_ids, np.asarray(tokens, dtype=np.int64)])
+        draft = None if self.draft is None else self.draft.extended(tokens)
+        return Prompt(ids, vision, self.modality, draft)
+
+
+def _padded(rows: Any, more: int) -> Any:
+    """[1, L] tensor to [1, L + more], filled with zeros."""
+    longer = rows.new_zeros((1, rows.shape[1] + more))
+    longer[:, : rows.shape[1]] = rows
+    return longer
 
 
 def ask(text: str, images: Sequence[Path] = (), video: Sequence[Path] = ()) -> Request:
     """A one-turn request. Raises BadInput on an empty prompt or an unreadable picture."""
     if not text.strip():
         raise BadInput("the prompt is empty; a prompt needs at least one character that is not a space")
-    content: list[dict[str, Any]] = [{"type": "image"} for _ in images]
-    content += [{"type": "video"}] if video else []
-    content.append({"type": "text", "text": text})
     return Request(
-        messages=[{"role": "user", "content": content}],
+        messages=question(text, len(images), bool(video)),
         images=[load_image(path) for path in images],
         videos=[load_video(video)] if video else [],
     )
+
+
+def question(text: str, images: int, video: bool) -> list[dict[str, Any]]:
+    """One user turn: places for its pictures, then the text."""
+    content: list[dict[str, Any]] = [{"type": "image"} for _ in range(images)]
+    content += [{"type": "video"}] if video else []
+    content.append({"type": "text", "text": text})
+    return [{"role": "user", "content": content}]
 
 
 def load_image(path: Path) -> Image.Image:
@@ -97,35 +135,77 @@ def _animation(path: Path) -> list[Image.Image]:
 
 
 class PromptEncoder:
-    """Messages to prompts, through the pair's own tokenizer, chat template and processor."""
+    """Messages to prompts, through the pair's own tokenizer, chat template and processor.
 
-    def __init__(self, tokenizer: Any, processor: Any | None) -> None:
+    `reads` is what the pair's family takes; `draft_processor` is given when the draft reads pictures by rules of
+    its own.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        processor: Any | None,
+        draft_processor: Any | None = None,
+        reads: Sequence[Modality] = ("text",),
+    ) -> None:
         self.tokenizer = tokenizer
         self.processor = processor
+        self._draft_processor = draft_processor
+        self._reads = reads
 
     def encode(self, request: Request) -> Prompt:
-        """Raises BadInput when the pair has no processor for the request's pictures, or nothing is left to read."""
-        templated = self.tokenizer if self.tokenizer.chat_template else self.processor
-        if templated is None or not templated.chat_template:
+        """Raises BadInput for a modality that the pair does not read, pictures that do not match their places in
+        the messages, or a prompt without tokens."""
+        if request.modality not in self._reads:
+            read = "text only" if self.processor is None else f"{' and '.join(self._reads)} only"
+            raise BadInput(f"this pair reads {read}, the request has a {request.modality}")
+        for kind, given in (("image", request.images), ("video", request.videos)):
+            places = request.places(kind)
+            if places != len(given):
+                raise BadInput(f"the messages have {places} places of type '{kind}', {len(given)} were given")
+        template = chat_template(self.tokenizer, self.processor)
+        if template is None:
             raise BadInput("the pair has no chat template; messages cannot be turned into a prompt")
-        text = templated.apply_chat_template(request.messages, add_generation_prompt=True, tokenize=False)
+        messages = request.messages if self.processor is not None else request.plain_messages()
+        text = self.tokenizer.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=True, tokenize=False
+        )
         if request.modality == "text":
-            ids = np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int64)
-            vision: dict[str, Any] = {}
+            ids = np.asarray(self.tokenizer(text, **self._special(text))["input_ids"], dtype=np.int64)
+            prompt = Prompt(ids, {}, "text")
         else:
-            if self.processor is None:
-                raise BadInput(f"this pair reads text only, the request has a {request.modality}")
-            inputs = dict(
-                self.processor(
-                    text=[text],
-                    images=request.images or None,
-                    videos=request.videos or None,
-                    return_tensors="pt",
-                )
-            )
-            inputs.pop("attention_mask", None)
-            ids = inputs.pop("input_ids")[0].numpy().astype(np.int64)
-            vision = inputs
-        if not len(ids):
+            prompt = self._expand(self.processor, text, request)
+            if self._draft_processor is not None:
+                prompt = replace(prompt, draft=self._expand(self._draft_processor, text, request))
+        if not len(prompt):
             raise BadInput("the prompt has no tokens")
-        return Prompt(ids, vision, request.modality)
+        return prompt
+
+    def _expand(self, processor: Any, text: str, request: Request) -> Prompt:
+        """A model's own placeholders and pixels."""
+        try:
+            made = processor(
+                text=[text],
+                images=request.images or None,
+                videos=request.videos or None,
+                return_tensors="pt",
+                **self._special(text),
+            )
+        except ValueError as error:
+            raise BadInput(f"the pictures cannot be read: {str(error).strip().splitlines()[0]}") from error
+        inputs = dict(made)
+        inputs.pop("attention_mask", None)
+        ids = inputs.pop("input_ids")[0].numpy().astype(np.int64)
+        return Prompt(ids, inputs, request.modality)
+
+    def _special(self, text: str) -> dict[str, bool]:
+        """The tokenizer adds its begin token, unless the chat template already wrote it."""
+        begin = self.tokenizer.bos_token
+        return {"add_special_tokens": not (begin and text.startswith(begin))}
+
+
+def chat_template(tokenizer: Any, processor: Any | None) -> str | None:
+    """The template of a pair's messages: the processor's where it has one, since it knows of pictures."""
+    template = (None if processor is None else processor.chat_template) or tokenizer.chat_template
+    found: str | None = template["default"] if isinstance(template, dict) else template
+    return found

@@ -54,6 +54,7 @@ class ShapedModel(Model):
     def __init__(self, model: Model, regime: SamplingRegime, noise: Noise) -> None:
         self.backend, self.backend_version, self.dtype = model.backend, model.backend_version, model.dtype
         self.vocab_size, self.token_limit, self.max_positions = model.vocab_size, model.token_limit, model.max_positions
+        self.device_map, self.devices = model.device_map, model.devices
         self._model, self._regime, self._noise = model, regime, noise
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:

@@ -1,20 +1,24 @@
 """The vision side of a prompt: processors that need no torchvision, and embeddings for graph engines.
 
-LLaVA-OneVision's stock processor insists on torchvision for its video part. Frames need nothing of it: they
+Every family's own processor of transformers expands the placeholders; its pictures go through the Pillow image
+processor. The stock video processors insist on torchvision. LLaVA-OneVision's frames need nothing of it: they
 are resized and normalised like pictures. The same code runs with and without torchvision, so a profile does
 not depend on which one is installed.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoImageProcessor, AutoProcessor, LlavaOnevisionProcessor
+import transformers
+from transformers import AutoImageProcessor
 from transformers.feature_extraction_utils import BatchFeature
 
 from profiles.errors import BadInput
+from profiles.families import FAMILIES, text_side
 from runtime.policy.tree import FloatArray, IntArray
 from runtime.prompts import Prompt
 
@@ -38,42 +42,50 @@ class FrameProcessor:
         return np.asarray(image, dtype=np.float32)
 
 
-class FramesLlavaOnevisionProcessor(LlavaOnevisionProcessor):  # type: ignore[misc]  # transformers is untyped
-    """LLaVA-OneVision's processor with a `FrameProcessor` for its video part."""
+class NoFrames:
+    """Stands where a family's processor wants a video processor; the family's videos are not read."""
+
+
+class _TakesFrames:
+    """Mixed into a processor of transformers, so that it accepts the video parts of this file."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        if isinstance(argument, FrameProcessor):
-            return FrameProcessor
-        return super().check_argument_for_proper_class(argument_name, argument)
+        if isinstance(argument, FrameProcessor | NoFrames):
+            return type(argument)
+        return super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[misc]
 
 
 def load_processor(source: str, revision: str | None, model_type: str, tokenizer: Any) -> Any | None:
-    """The processor of a model folder or hub id; None for a text-only family.
+    """The processor of a model folder or hub id, with pictures read by Pillow; None for a text-only model.
 
     Raises BadInput when a family's processor needs a package that is missing.
     """
-    if model_type == "llava_onevision":
-        settings, _ = LlavaOnevisionProcessor.get_processor_dict(source, revision=revision)
-        images = AutoImageProcessor.from_pretrained(source, revision=revision, backend="pil")
-        return FramesLlavaOnevisionProcessor(
-            image_processor=images,
-            tokenizer=tokenizer,
-            video_processor=FrameProcessor(images),
-            **{
-                key: settings[key]
-                for key in ("num_image_tokens", "vision_feature_select_strategy", "vision_aspect_ratio")
-                if key in settings
-            },
-            chat_template=tokenizer.chat_template,
-        )
+    family = FAMILIES.get(model_type)
+    if family is None:
+        return None
+    kind: Any = getattr(transformers, family.processor)
+    parameters = inspect.signature(kind.__init__).parameters
+    settings, _ = kind.get_processor_dict(source, revision=revision)
+    images = AutoImageProcessor.from_pretrained(source, revision=revision, backend="pil")
+    parts = {"image_processor": images, "tokenizer": tokenizer}
+    if "video_processor" in parameters:
+        parts["video_processor"] = FrameProcessor(images) if "video" in family.reads else NoFrames()
+        kind = type(f"Frames{family.processor}", (_TakesFrames, kind), {})
+    own = {name: settings[name] for name in parameters.keys() & settings.keys() - parts.keys() - {"chat_template"}}
     try:
-        processor = AutoProcessor.from_pretrained(source, revision=revision)
+        return kind(**parts, **own, chat_template=settings.get("chat_template") or tokenizer.chat_template)
     except ImportError as error:
         raise BadInput(
             f"the processor of '{model_type}' needs a package that is not installed (pip install "
             f"'sage_tune[vision]'): {str(error).strip().splitlines()[0]}"
         ) from error
-    return processor if hasattr(processor, "image_processor") else None
+
+
+def reading_rules(processor: Any) -> dict[str, Any]:
+    """Everything that decides which pixels and how many placeholders a picture becomes."""
+    arguments = inspect.signature(type(processor).__init__).parameters.keys() - {"chat_template"}
+    plain = {k: v for k, v in vars(processor).items() if k in arguments and isinstance(v, int | float | str)}
+    return {**plain, "processor": type(processor).__name__, "images": processor.image_processor.to_dict()}
 
 
 class _Captured(Exception):
@@ -93,7 +105,7 @@ class PromptEmbedder:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        text = model.model.language_model if hasattr(model.model, "language_model") else model.model
+        text = text_side(model)
         text.layers = torch.nn.ModuleList()
         text.register_forward_pre_hook(self._capture, with_kwargs=True)
         self._text = text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -65,7 +66,15 @@ def test_profile_then_tune_freezes_a_profile(tuned: tuple[Path, dict[str, object
     assert profile.digest == document["digest"] and profile.shipped == document["shipped"]
     names = [result.name for result in profile.evidence.results]
     assert names[:3] == ["plain", "best chain", "best static tier"]
-    for name in ("config.json", "costs.json", "cost_samples.parquet", "curves.json", "confirm.json", "study.journal"):
+    for name in (
+        "config.json",
+        "costs.json",
+        "cost_samples.parquet",
+        "curves.json",
+        "confirm.json",
+        "confirm_runs.parquet",
+        "study.journal",
+    ):
         assert (folder / name).exists(), name
     assert TuneConfig.model_validate_json((folder / "config.json").read_text()).backend == "onnx"
 
@@ -103,6 +112,23 @@ def test_sampling_with_a_greedy_profile_uses_the_safe_tier(
     assert set(document["tier_rounds"]) <= {"off"} and document["sampling"]["seed"] == 7
     alone = sage(*arguments, "--top-p", "0.9")
     assert alone.returncode == 2 and "top_p needs temperature > 0" in alone.stderr
+
+
+@pytest.mark.slow
+def test_tuning_asks_for_no_size_that_ran_out_of_memory(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    """A cost table whose larger sizes were dropped, as `profile` writes it where they did not fit memory."""
+    folder = tmp_path / "run"
+    shutil.copytree(tuned[0], folder)
+    table = json.loads((folder / "costs.json").read_text())
+    table["passes"] = [p for p in table["passes"] if p["kind"] != "verify" or p["n"] <= 4]
+    write_json(folder / "costs.json", {**table, "dropped_sizes": [5, 6, 8]})
+    done = sage("tune", str(folder), "--json", *TUNE)
+    assert done.returncode == 0, done.stderr
+    profile = load_profile(Path(str(json.loads(done.stdout.splitlines()[-1])["profile"])))
+    assert profile.evidence.cost_table.dropped_sizes == (5, 6, 8)
+    assert all(int(tier.split(",")[2]) <= 3 for r in profile.evidence.results for tier in r.tiers if tier != "off")
 
 
 def test_profiling_again_with_other_inputs_is_refused(tuned: tuple[Path, dict[str, object], dict[str, object]]) -> None:

@@ -80,7 +80,7 @@ def test_unequal_tokenizers_name_the_first_difference() -> None:
 
 def test_a_pair_too_large_for_this_machine_is_refused_before_loading() -> None:
     plan = PairPlan(load_pair_spec("llava-ov-72b"), "torch", "bfloat16", "cpu", 1, memory_bytes=24 << 30)
-    with pytest.raises(HardwareMissing, match="needs 152 GiB for its weights alone, cpu has 24 GiB"):
+    with pytest.raises(HardwareMissing, match=r"needs 151 GiB for its weights alone \(bfloat16\), cpu has 24 GiB"):
         load_pair(plan)
 
 

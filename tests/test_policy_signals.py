@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.signals import compute
+from runtime.policy.signals import compute, entropy_nats
 
 logits = st.lists(st.floats(-30, 30), min_size=10, max_size=10)
 
@@ -48,3 +48,14 @@ def test_extremes() -> None:
 def test_entropy_refuses_too_few_candidates() -> None:
     with pytest.raises(ValueError, match="needs 10 log-probabilities, got 4"):
         compute("entropy", np.zeros(4, np.float32), 10)
+
+
+def test_entropy_in_nats_counts_the_rest_as_one_token() -> None:
+    p = np.exp(_sorted_logprobs(np.random.default_rng(0).normal(0.0, 3.0, 24).tolist()).astype(np.float64))
+    whole = -float((p * np.log(p)).sum())
+    for kept in (3, 10, 24):
+        rest = 1.0 - p[:kept].sum()
+        expected = -float((p[:kept] * np.log(p[:kept])).sum()) - (rest * math.log(rest) if rest > 1e-9 else 0.0)
+        value = float(entropy_nats(np.log(p[:kept])))
+        assert value == pytest.approx(expected, abs=1e-5) and value <= whole + 1e-5
+    assert float(entropy_nats(np.array([0.0, -np.inf]))) == pytest.approx(0.0)

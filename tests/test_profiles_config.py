@@ -6,9 +6,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned, to_toml
+from profiles.config import TuneConfig, load_config, parse_seconds, parse_set, retuned
+from profiles.config_text import to_toml
 from profiles.errors import BadInput
+from profiles.locations import redacted, study_location, without_password
 from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names
 from profiles.store import parse
 
@@ -103,3 +107,52 @@ def test_unknown_names_suggest_the_nearest() -> None:
         load_pair_spec("tiny-lava-ov")
     with pytest.raises(BadInput, match="unknown gpu 'h101'"):
         load_gpu_spec("h101")
+
+
+SECRET = "hunter2-4711"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{SECRET}@db.example:5432/studies",
+        f"postgresql+psycopg://me:{SECRET}@db/studies?sslmode=require",
+        f"postgresql://me@db/studies?password={SECRET}&sslmode=require",
+        f"postgresql://db/studies?sslmode=require&password={SECRET}",
+        f"postgresql://:{SECRET}@db/studies",
+    ],
+)
+def test_a_password_is_used_and_never_written_down(url: str, tmp_path: Path) -> None:
+    config = load_config(None, {"search.storage": url})
+    assert config.search.storage == url, "the driver needs it"
+    for text in (config.model_dump_json(), to_toml(config), redacted(url), redacted(f"tune RUN --storage '{url}'")):
+        assert SECRET not in text and "db" in text
+    stored = parse(TuneConfig, config.model_dump(mode="json"), "stored").search.storage
+    assert stored is not None and stored == without_password(url) and study_location(stored)[0] == "postgresql"
+    assert without_password(stored) == stored
+    for wrong in (url.replace("postgresql", "mysql"), url.replace("postgresql", "postgres")):
+        with pytest.raises(BadInput) as caught:
+            load_config(None, {"search.storage": wrong})
+        assert SECRET not in str(caught.value)
+
+
+@given(st.text(st.characters(exclude_characters="@/?#&", exclude_categories=["Cs"]), min_size=4))
+def test_no_password_survives(password: str) -> None:
+    written = f"postgresql://me:<{password}>@host:5432/db?sslmode=require"
+    assert without_password(written) == "postgresql://me@host:5432/db?sslmode=require"
+    assert redacted(written) == "postgresql://me:***@host:5432/db?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "runs/x/study.journal",
+        "journal:/tmp/a:b@c",
+        "s3://bucket/a@b",
+        "postgresql://me@h/d",
+        "s3://b/w?",
+        "s3://b/?a=1&",
+    ],
+)
+def test_places_without_a_password_stay_as_they_are(text: str) -> None:
+    assert redacted(text) == without_password(text) == text

@@ -166,14 +166,14 @@ def sampled_profile() -> PolicyProfile:
 
 
 def test_a_request_samples_as_the_profile_was_tuned_unless_told() -> None:
-    none: dict[str, float | int | None] = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
-    assert sampling_of(sample_profile(), none) == AS_MADE
-    assert sampling_of(sampled_profile(), none).regime() == TUNED_AT
-    warmer = sampling_of(sampled_profile(), {**none, "temperature": 1.0, "seed": 3})
+    none: dict[str, float | None] = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
+    assert sampling_of(sample_profile(), **none) == AS_MADE
+    assert sampling_of(sampled_profile(), **none).regime() == TUNED_AT
+    warmer = sampling_of(sampled_profile(), **{**none, "temperature": 1.0, "seed": 3})
     assert (warmer.temperature, warmer.top_p, warmer.draft_lambda, warmer.seed) == (1.0, 0.9, 0.5, 3)
-    assert sampling_of(sampled_profile(), {"temperature": 0.0}) == AS_MADE
+    assert sampling_of(sampled_profile(), temperature=0.0) == AS_MADE
     with pytest.raises(BadInput, match="flags: document: Value error, top_p needs temperature > 0"):
-        sampling_of(sampled_profile(), {"temperature": 0.0, "top_p": 0.5})
+        sampling_of(sampled_profile(), temperature=0.0, top_p=0.5)
 
 
 def test_another_class_of_sampling_is_outside_the_regime() -> None:

@@ -17,11 +17,15 @@ from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
 from runtime.policy.compile import compile_policy
 from tests.fakes import fake_pair, fake_prompt
+from tests.records import SAMPLED
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
+from tuner.comparison import Arm, Job
+from tuner.live import LiveRunner
 from tuner.lossless import compare_rounds
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.replay import Replay
-from tuner.traces import Recorder, _write_part, part_path
+from tuner.trace_store import load_record
+from tuner.traces import Recorder
 
 PAIR = fake_pair()
 PROMPTS = [(fake_prompt(i), 12 + 5 * i) for i in range(6)]
@@ -35,9 +39,6 @@ MANIFEST = TraceManifest(
     signal_logprobs=SIGNAL_LOGPROBS,
     versions={},
 )
-
-
-SAMPLED = Sampling(temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, draft_lambda=1.4, seed=11)
 
 
 def recorded(folder: Path, sampling: Sampling) -> Record:
@@ -54,7 +55,7 @@ def recorded(folder: Path, sampling: Sampling) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        _write_part(part_path(folder, f"s{i}"), sample, recorder._columns(prompt, generation, mine))
+        recorder.store.write(sample, recorder._columns(prompt, generation, mine))
     return load_record(folder)
 
 
@@ -123,6 +124,8 @@ def check_live_is_replayed(record: Record, source: PolicySource, which: int) -> 
     walk = Replay(record, costs()).walk(policy, np.array([sample]))
     comparison = compare_rounds(live.rounds, policy, walk, sample, record)
     assert comparison.equal == comparison.rounds == len(live.rounds)
+    for step in live.rounds:
+        assert step.levels <= max(policy.max_depth, 1) and step.nodes <= min(step.tier.nodes, policy.max_nodes)
 
 
 @given(sources())
@@ -185,6 +188,19 @@ def test_a_planted_bug_in_replay_is_found(record: Record) -> None:
         comparison = compare_rounds(live.rounds, policy, replay.walk(wrong, np.array([sample])), sample, record)
         found += comparison.equal < comparison.rounds
     assert found == len(PROMPTS)
+
+
+def test_live_runs_decode_as_was_recorded(sampled_record: Record) -> None:
+    """A comparison on a sampled record: every prompt has the noise of its own sample."""
+    source = PolicySource(tiers=(Tier(depth=4, width=3, nodes=7),))
+    arm = Arm("tree", source, compile_policy(source, VERIFY_SIZES, sampled_record.context_max))
+    everyone = np.arange(len(PROMPTS))
+    runner = LiveRunner(PAIR, Replay(sampled_record, costs()), everyone)
+    for i in everyone.tolist():
+        prompt, limit = PROMPTS[int(sampled_record.samples[i].id[1:])]
+        run = runner(arm, Job(i, prompt, limit))
+        assert run.tokens == len(sampled_record.samples[i].output) and not run.near_tie
+        assert run.replayed is not None and run.replayed.equal == run.replayed.rounds == len(run.rounds_ns)
 
 
 def test_a_record_under_another_noise_is_found(sampled_record: Record) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from runtime import filters
 from runtime.backends.base import NumpyRows
 from runtime.backends.torch_backend import TorchRows
 from runtime.decode import generate, plain_policy
+from runtime.draft_prompts import OwnPromptModel
 from runtime.noise import gumbel
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
@@ -224,6 +226,17 @@ def test_a_draft_without_the_noise_costs_acceptance_and_nothing_else() -> None:
         accepted["shared"] += got.acceptance_length / 12
         accepted["silent"] += other.acceptance_length / 12
     assert accepted["shared"] > accepted["silent"] + 0.2
+
+
+def test_a_draft_with_a_prompt_of_its_own_sees_the_noise_of_the_targets_positions() -> None:
+    """So hot that the noise decides alone: drafts are taken only where both models see the same noise."""
+    pair = replace(PAIR, draft=OwnPromptModel(PAIR.draft), eos_ids=frozenset())
+    for seed in range(4):
+        prompt = replace(fake_prompt(seed), draft=fake_prompt(seed + 50, length=9))
+        sampling = Sampling(temperature=100.0, repetition_penalty=1.2, seed=seed)
+        plain = generate(pair, prompt, plain_policy(), max_new_tokens=25, sampling=sampling)
+        got = generate(pair, prompt, WIDE, max_new_tokens=25, sampling=sampling)
+        assert got.tokens == plain.tokens and got.acceptance_length > 3
 
 
 def test_a_difference_in_a_sampled_output_is_shown_with_its_margin() -> None:

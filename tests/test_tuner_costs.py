@@ -15,6 +15,7 @@ from tests.fakes import fake_pair, fake_prompt
 from tests.test_replay import costs
 from tuner.costs import (
     COLD_ROUNDS,
+    Measured,
     context_grid,
     cost_table,
     covering_policies,
@@ -107,14 +108,95 @@ def test_every_pass_of_the_grid_is_measured_in_real_rounds() -> None:
     assert table.sizes("plain") == [1] and table.sizes("catch_up") == [1, 2]
     assert table.contexts() == [10, 40]
     assert shares[-1] == 1.0 and shares == sorted(shares)
-    samples = pass_samples(warm_rounds(measured), grid.verify_sizes)
+    assert measured.dropped_sizes == table.dropped_sizes == ()
+    samples = pass_samples(warm_rounds(measured.outputs), grid.verify_sizes)
     assert all(p.samples == len(samples[p.kind, p.n]) for p in table.passes if (p.kind, p.n) in samples)
 
 
 def test_a_size_that_was_never_made_is_an_error() -> None:
     rounds = [[step(levels, 1e4)] * 9 for levels in (0, 1, 2)]
     with pytest.raises(EnvelopeError, match=r"verify sizes \[4\] were never made"):
-        cost_table(rounds, (1, 4), [10, 20], 1)
+        cost_table(Measured(rounds), (1, 4), [10, 20], 1)
+
+
+PLANTED_VERIFY = {1: 1.00e6, 2: 1.02e6, 4: 1.06e6, 8: 1.30e6, 16: 2.10e6}
+PLANTED_SLOPE = {"plain": 2_000.0, "verify": 3_000.0, "catch_up": 500.0, "frontier": 600.0}
+"""ns per token of context."""
+PLANTED_DRAFT = {("catch_up", 1): 2.0e5, ("catch_up", 2): 2.2e5, ("frontier", 1): 1.8e5, ("frontier", 3): 2.5e5}
+PLAIN_NS, HOST_PLAIN, HOST_ROUND, HOST_LEVEL = 0.95e6, 1.0e5, 2.0e5, 1.2e5
+
+
+def planted_round(rng: np.random.Generator, context: int, size: int, width: int, depth: int, load: float) -> StepRecord:
+    """One round as the planted machine would time it: noise on every pass, all of it slower under load."""
+
+    def timed(base: float, kind: str = "") -> int:
+        return int((base + PLANTED_SLOPE.get(kind, 0.0) * (context - 1)) * rng.lognormal(0, 0.05) * load)
+
+    if size == 0:
+        verify = timed(PLAIN_NS, "plain")
+        return StepRecord(0, context, OFF, 0.5, 0, 0, 0, 1, (), verify, verify + timed(HOST_PLAIN))
+    caught_up = int(rng.integers(1, 3))
+    drafts = [timed(PLANTED_DRAFT["catch_up", caught_up], "catch_up")]
+    drafts += [timed(PLANTED_DRAFT["frontier", width], "frontier") for _ in range(depth - 1)]
+    verify = timed(PLANTED_VERIFY[size], "verify")
+    host = timed(HOST_ROUND + depth * HOST_LEVEL)
+    tier = Tier(depth=depth, width=width, nodes=max(size - 1, depth))
+    return StepRecord(
+        0, context, tier, 0.5, caught_up, size - 1, 0, 1, tuple(drafts), verify, sum(drafts) + verify + host
+    )
+
+
+def planted(bursts: float) -> Measured:
+    """Outputs of 60 rounds over contexts 100..400; `bursts` of the time the machine is three to six times slower,
+    ten rounds on end."""
+    rng, outputs = np.random.default_rng(7), []
+    shapes = [(0, 1, 0), (1, 1, 1), (2, 1, 1), (4, 1, 3), (4, 3, 1), (8, 1, 7), (8, 3, 2), (16, 3, 4), (16, 3, 8)]
+    for _ in range(12):
+        for size, width, depth in shapes:
+            start = int(rng.integers(100, 340))
+            factors = np.repeat(np.where(rng.random(7) < bursts, rng.uniform(3, 6, 7), 1.0), 10)
+            outputs.append([planted_round(rng, start + i, size, width, depth, float(factors[i])) for i in range(60)])
+    return Measured(outputs)
+
+
+@pytest.mark.parametrize("bursts", [0.0, 0.2, 0.4])
+def test_every_planted_cost_is_recovered(bursts: float) -> None:
+    """Intercepts, slopes and host terms within 5 %, under noise and bursts of foreign load."""
+    contexts = [100, 250, 400]
+    table = cost_table(planted(bursts), (1, 2, 4, 8, 16), contexts, threads=1)
+    model, at, worst = CostModel(table), np.array(contexts), {}
+    bases = {("plain", 1): PLAIN_NS, **PLANTED_DRAFT, **{("verify", n): ns for n, ns in PLANTED_VERIFY.items()}}
+    for (kind, n), base in bases.items():
+        found = model.pass_ns(kind, n, at)  # type: ignore[arg-type]
+        # the noise is lognormal with median 1: its mean is 0.1 % more
+        worst[f"{kind} {n}"] = float(np.abs(found / (base + PLANTED_SLOPE[kind] * at) - 1).max())
+        slope = (found[-1] - found[0]) / (contexts[-1] - contexts[0])
+        worst[f"{kind} {n} slope"] = abs(slope / PLANTED_SLOPE[kind] - 1)
+    host = table.host
+    for name, value, true in (
+        ("host plain", host.plain_ns, HOST_PLAIN),
+        ("host round", host.round_ns, HOST_ROUND),
+        ("host level", host.level_ns, HOST_LEVEL),
+    ):
+        worst[name] = abs(value / true - 1)
+    print(f"\nbursts {bursts:.0%}: " + ", ".join(f"{name} {error:.1%}" for name, error in worst.items()))
+    assert max(worst.values()) < 0.05
+    assert table.free_width() == 4, "1.06 of the smallest is free, 1.3 is not"
+
+
+def test_least_squares_alone_would_not_recover_them() -> None:
+    """Negative control: what the rule for foreign load is for."""
+    measured = planted(0.2)
+    seen = np.array(pass_samples(warm_rounds(measured.outputs), (1, 2, 4, 8, 16))["verify", 8], dtype=np.float64)
+    slope, level = np.polyfit(seen[:, 0], seen[:, 1], 1)
+    assert abs((level + slope * 250) / (PLANTED_VERIFY[8] + 3_000 * 250) - 1) > 0.2
+
+
+def test_free_width_is_the_knee_of_the_verify_curve() -> None:
+    table = costs(contexts=(10, 30))  # 10 us + 0.2 us per token of the pass + 0.01 us per token of context
+    assert table.free_width() == 6 and table.free_width(0.0) == 1 and table.free_width(10.0) == 24
+    with pytest.raises(ValueError, match="verify passes of 5 tokens were not timed"):
+        table.mean_ns("verify", 5)
 
 
 def test_contexts_are_interpolated_sizes_are_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,15 +42,19 @@ def search(tmp_path: Path, replay: Replay, settings: SearchConfig = SETTINGS) ->
     return Search(tmp_path / "study.journal", GRID, settings, replay, {"trace": "x"})
 
 
-def baselines(replay: Replay) -> list[Tier]:
+def known_tiers(replay: Replay) -> list[Tier]:
     static = best_static(Arena(replay, GRID)).source.tiers[0]
     return [static, *stopping_tiers(static, (0.1, 0.3))]
 
 
+def baselines(search: Search) -> list[dict[str, Any]]:
+    return [search.space.single(tier) for tier in known_tiers(search._replay)]
+
+
 def test_known_policies_are_the_first_trials(tmp_path: Path, replay: Replay) -> None:
     found = search(tmp_path, replay)
-    known = baselines(replay)
-    assert found.run(known, Budget(None)) == 30
+    known = known_tiers(replay)
+    assert found.run(baselines(found), Budget(None)) == 30
     trials = found._study.get_trials()
     assert [found.source_of(t).tiers for t in trials[:3]] == [(tier,) for tier in known]
     best = max(t.value for t in trials if t.value is not None)
@@ -58,25 +63,27 @@ def test_known_policies_are_the_first_trials(tmp_path: Path, replay: Replay) -> 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path: Path, replay: Replay) -> None:
     first = search(tmp_path, replay, SETTINGS.model_copy(update={"trials": 12}))
-    first.run(baselines(replay), Budget(None))
+    first.run(baselines(first), Budget(None))
     before = [t.params for t in first._study.get_trials()]
     again = search(tmp_path, replay)
-    assert again.run(baselines(replay), Budget(None)) == 30
+    assert again.run(baselines(again), Budget(None)) == 30
     trials = again._study.get_trials()
     assert [t.params for t in trials[:12]] == before
     later = [repr(sorted(t.params.items())) for t in trials[12:]]
     assert len(set(later)) == len(later), "a resumed sampler must not repeat itself"
-    assert again.run(baselines(replay), Budget(None)) == 30, "nothing is left to do"
+    assert again.run(baselines(again), Budget(None)) == 30, "nothing is left to do"
 
 
 def test_another_space_is_another_study(tmp_path: Path, replay: Replay) -> None:
-    search(tmp_path, replay, SETTINGS.model_copy(update={"trials": 8})).run(baselines(replay), Budget(None))
+    found = search(tmp_path, replay, SETTINGS.model_copy(update={"trials": 8}))
+    found.run(baselines(found), Budget(None))
     other = search(tmp_path, replay, SETTINGS.model_copy(update={"max_bins": 2}))
     assert not other._study.get_trials()
 
 
 def test_a_spent_budget_ends_the_search_with_what_it_has(tmp_path: Path, replay: Replay) -> None:
-    assert search(tmp_path, replay).run(baselines(replay), Budget(0.0)) == 0
+    found = search(tmp_path, replay)
+    assert found.run(baselines(found), Budget(0.0)) == 0
 
 
 def test_impossible_trials_fail_with_a_reason(tmp_path: Path, replay: Replay, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +103,7 @@ def test_impossible_trials_fail_with_a_reason(tmp_path: Path, replay: Replay, mo
 
 def test_candidates_are_distinct_and_ordered(tmp_path: Path, replay: Replay) -> None:
     found = search(tmp_path, replay)
-    found.run(baselines(replay), Budget(None))
+    found.run(baselines(found), Budget(None))
     candidates = found.candidates(4)
     assert len({c.source for c in candidates}) == len(candidates) > 1
     assert [c.speedup_choice for c in candidates] == sorted((c.speedup_choice for c in candidates), reverse=True)
@@ -108,7 +115,7 @@ def test_the_record_of_a_search_is_reproducible(tmp_path: Path, replay: Replay) 
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         found = search(tmp_path / name, replay)
-        found.run(baselines(replay), Budget(None))
+        found.run(baselines(found), Budget(None))
         digests.add(found.record().trial_log_digest)
     assert len(digests) == 1
 

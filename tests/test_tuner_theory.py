@@ -22,6 +22,20 @@ weights = st.lists(st.floats(0.001, 1.0), min_size=3, max_size=14)
 costs = st.floats(0.001, 1.5)
 
 
+def depths_of(
+    acceptance: list[float],
+    levels: list[float],
+    round_ns: float,
+    plain_ns: float,
+    *,
+    shares: list[float] | None = None,
+    decay: float = 1.0,
+) -> tuple[int, ...]:
+    """Joint depths of bins whose chains have one acceptance per token each."""
+    reach = [theory.reach_probabilities(p, len(levels), decay) for p in acceptance]
+    return theory.joint_depths(np.array(reach), levels, round_ns, plain_ns, shares=shares)
+
+
 def rates(gains: list[float], level_costs: list[float], fixed: float) -> np.ndarray:
     """Tokens per cost of every prefix, the empty one first: what the rules are compared with."""
     return (1 + np.cumsum([0.0, *gains])) / (fixed + np.cumsum([0.0, *level_costs]))
@@ -253,8 +267,8 @@ def test_joint_depths_are_the_brute_force_optimum(
 
 def test_a_bin_counts_by_its_share_of_rounds() -> None:
     chain, levels = [0.9, 0.6], [0.1] * 20
-    mostly_easy = theory.starting_depths(chain, levels, 1.0, 1.0, shares=[99, 1])
-    mostly_hard = theory.starting_depths(chain, levels, 1.0, 1.0, shares=[1, 99])
+    mostly_easy = depths_of(chain, levels, 1.0, 1.0, shares=[99, 1])
+    mostly_hard = depths_of(chain, levels, 1.0, 1.0, shares=[1, 99])
     # a bin that is nearly all rounds gets its own optimum; the other one deepens while p^d / 0.1 is above that rate
     assert mostly_easy[0] == theory.optimal_depth(0.9, levels, 1.0) and mostly_easy[1] == 2
     assert mostly_hard[1] == theory.optimal_depth(0.6, levels, 1.0) and mostly_hard[0] == 16
@@ -262,8 +276,8 @@ def test_a_bin_counts_by_its_share_of_rounds() -> None:
 
 def test_going_by_the_rate_of_each_bin_is_slower() -> None:
     levels = [0.1] * 20
-    together = theory.starting_depths([0.95, 0.5, 0.2], levels, 1.0, 1.0)
-    alone = tuple(theory.starting_depths([p], levels, 1.0, 1.0)[0] for p in (0.95, 0.5, 0.2))
+    together = depths_of([0.95, 0.5, 0.2], levels, 1.0, 1.0)
+    alone = tuple(depths_of([p], levels, 1.0, 1.0)[0] for p in (0.95, 0.5, 0.2))
     assert (together, alone) == ((20, 1, 1), (15, 2, 1))
 
 
@@ -271,20 +285,20 @@ def test_going_by_the_rate_of_each_bin_is_slower() -> None:
 def test_one_bin_gets_the_optimal_depth_or_none(p: float, levels: list[float], round_ns: float) -> None:
     chains = rates([p**d for d in range(1, len(levels) + 1)], levels, round_ns)
     for plain_ns, pays in ((1.001 / chains[1:].max(), True), (0.999 / chains[1:].max(), False)):
-        (depth,) = theory.starting_depths([p], levels, round_ns, plain_ns)
+        (depth,) = depths_of([p], levels, round_ns, plain_ns)
         assert (chains[depth] == pytest.approx(chains[1:].max(), rel=1e-9) and depth >= 1) if pays else depth == 0
 
 
 @given(st.lists(shares, min_size=2, max_size=6), st.lists(costs, min_size=3, max_size=8), st.floats(0.6, 1.0))
-def test_starting_depths_rise_with_acceptance(acceptance: list[float], levels: list[float], decay: float) -> None:
-    depths = theory.starting_depths(sorted(acceptance), levels, 1.0, 1.1, decay=decay)
+def test_depths_rise_with_acceptance(acceptance: list[float], levels: list[float], decay: float) -> None:
+    depths = depths_of(sorted(acceptance), levels, 1.0, 1.1, decay=decay)
     assert list(depths) == sorted(depths)
 
 
-def test_starting_depths_do_not_depend_on_the_clock_unit() -> None:
+def test_depths_do_not_depend_on_the_clock_unit() -> None:
     acceptance, levels = [0.9, 0.6], [3.0, *[1.0] * 7]
-    ms = theory.starting_depths(acceptance, levels, 8.0, 7.0, shares=[1, 3], decay=0.95)
-    ns = theory.starting_depths(acceptance, [1e6 * c for c in levels], 8e6, 7e6, shares=[1, 3], decay=0.95)
+    ms = depths_of(acceptance, levels, 8.0, 7.0, shares=[1, 3], decay=0.95)
+    ns = depths_of(acceptance, [1e6 * c for c in levels], 8e6, 7e6, shares=[1, 3], decay=0.95)
     assert ms == ns and ms[0] > ms[1] >= 1
 
 
@@ -304,9 +318,9 @@ def test_starting_depths_do_not_depend_on_the_clock_unit() -> None:
         (lambda: theory.best_prefix([0.5], [-2.0], 1.0), r"positive in total, got \[1.0, -1.0\]"),
         (lambda: theory.joint_depths([[0.5]], [1.0, 1.0], 1.0, 1.0), r"got shape \(1, 1\)"),
         (lambda: theory.joint_depths([[1.5]], [1.0], 1.0, 1.0), r"probabilities, got \[\[1.5\]\]"),
-        (lambda: theory.starting_depths([], [1.0], 1.0, 1.0), "not empty"),
-        (lambda: theory.starting_depths([0.5], [1.0], 1.0, 1.0, shares=[0.0]), r"not all 0, is needed, got \[0.0\]"),
-        (lambda: theory.starting_depths([0.5], [1.0], 1.0, 0.0), "got plain_ns=0.0"),
+        (lambda: depths_of([], [1.0], 1.0, 1.0), "not empty"),
+        (lambda: depths_of([0.5], [1.0], 1.0, 1.0, shares=[0.0]), r"not all 0, is needed, got \[0.0\]"),
+        (lambda: depths_of([0.5], [1.0], 1.0, 0.0), "got plain_ns=0.0"),
     ],
 )
 def test_impossible_arguments_are_refused(call: object, rule: str) -> None:

@@ -11,11 +11,13 @@ expand while marginal benefit exceeds marginal cost) with measured probabilities
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import isotonic_regression
 
+from profiles.config import GridConfig
 from profiles.policy import DraftRule, PolicySource, SignalSpec, Tier, pool_size
 from tuner.cost_model import Floats
 from tuner.space import edges_at
@@ -27,10 +29,19 @@ ITERATIONS = 4
 _Bools = npt.NDArray[np.bool_]
 
 
-def calibrated_policies(arena: Arena) -> list[TablePolicy]:
-    """A policy per recorded beam and number of signal bins, fastest on the tuning prompts first."""
-    found = [calibrated(arena, width, bins) for width in arena.grid.widths for bins in BINS]
-    return sorted(found, key=lambda policy: -arena.speedup(policy.walk(arena.tune), arena.tune))
+def calibrated_policies(arena: Arena, on_fit: Callable[[], None] = lambda: None) -> list[TablePolicy]:
+    """A policy per recorded beam and number of signal bins. `on_fit` is called `variants(arena.grid)` times."""
+    found = []
+    for width in arena.grid.widths:
+        for bins in BINS:
+            found.append(calibrated(arena, width, bins))
+            on_fit()
+    return found
+
+
+def variants(grid: GridConfig) -> int:
+    """Policies that `calibrated_policies` fits."""
+    return len(grid.widths) * len(BINS)
 
 
 def calibrated(arena: Arena, width: int, bins: int) -> TablePolicy:

@@ -1,163 +1,149 @@
-"""Confirmation: finalists, yardsticks and plain decoding run live, interleaved, and the winner must be certain.
+"""Confirmation: finalists, yardsticks and plain decoding run live, and the winner must be certain twice.
 
-Every arm decodes the same prompts in ABBA order, so drift of the machine falls on all arms alike. Tokens are
-compared before any time is believed. Repeats steady a prompt's time; only prompts narrow an interval.
+The selection prompts choose among the finalists. The report prompts, which no choice has seen, can only take
+away what was chosen; every number that is claimed comes from them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import numpy as np
-
+from profiles.config import ConfirmConfig
+from profiles.errors import Inconclusive
 from profiles.measurement import Interval
-from profiles.policy import CompiledPolicy, PolicySource
-from profiles.sampling import Sampling
-from runtime.decode import generate
-from runtime.pair import Pair
-from runtime.prompts import Prompt
-from tuner.lossless import RoundComparison, compare_rounds, require_equal
-from tuner.replay import Replay, Walk
-from tuner.statistics import ratio_interval
+from tuner.comparison import FEWEST_PROMPTS, Arm, Comparison, Job, Runner, compare
+from tuner.contest import SEARCHED
+from tuner.progress import Progress
 from tuner.timing import Budget
+from tuner.yardsticks.single import PLAIN, STATIC
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One policy of a comparison."""
+class Confirmation:
+    """What ships and why, and both live comparisons behind it."""
 
-    name: str
-    source: PolicySource
-    policy: CompiledPolicy
-
-
-@dataclass(frozen=True)
-class Job:
-    """One prompt of a comparison: its sample in the record and what to decode."""
-
-    sample: int
-    prompt: Prompt
-    max_new_tokens: int
-
-
-@dataclass
-class Comparison:
-    """Live decode times of all arms on the prompts that were finished."""
-
-    arms: list[Arm]
-    times_ns: dict[str, list[float]]
-    """Arm to decode time per prompt (median over repeats), aligned with `samples`."""
-    request_ns: dict[str, list[float]]
-    """The same with the prefills of target and draft."""
-    samples: list[int] = field(default_factory=list)
-    tokens: int = 0
-    """Tokens compared with plain decoding, over all arms and runs."""
-    near_ties: int = 0
-    rounds: list[RoundComparison] = field(default_factory=list)
-    acceptance: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Arm to (emitted tokens, rounds)."""
-
-    def speedup(self, name: str, over: str, resamples: int) -> Interval:
-        """Measured time of `over` divided by that of `name`."""
-        return _ratio(self.times_ns, name, over, resamples)
-
-    def request_speedup(self, name: str, over: str, resamples: int) -> Interval:
-        """The same for whole requests, prefills included."""
-        return _ratio(self.request_ns, name, over, resamples)
+    selection: Comparison
+    report: Comparison
+    shipped: str
+    """Name of an arm of the report: PLAIN, STATIC, SEARCHED or a computed policy's."""
+    reason: str
+    adaptive: str | None
+    """The arm of the report that stood for adaptive policies; None without one."""
 
     @property
-    def rounds_equal_share(self) -> float:
-        total = sum(c.rounds for c in self.rounds)
-        return sum(c.equal for c in self.rounds) / total if total else 1.0
+    def gain(self) -> Interval:
+        """Gain of the adaptive arm over the best static tier, on the report prompts (1 without one)."""
+        return self.report.speedup(self.adaptive or STATIC, STATIC)
 
 
-def compare(
-    pair: Pair,
-    arms: list[Arm],
-    jobs: list[Job],
-    replay: Replay,
-    repeats: int,
+def confirm(
+    runner: Runner,
+    fixed: list[Arm],
+    searched: list[Arm],
+    computed: list[Arm],
+    choosing: list[Job],
+    reporting: list[Job],
+    limits: ConfirmConfig,
     budget: Budget,
-    on_prompt: Callable[[], None] = lambda: None,
-) -> Comparison:
-    """Run all arms on all prompts. A prompt is counted only when every arm finished it.
+    progress: Progress,
+) -> Confirmation:
+    """Choose on the selection prompts, then report on the others.
 
-    Raises LosslessError when an arm's tokens differ from the recorded plain output by more than a near tie.
+    `fixed` holds PLAIN, STATIC and any other yardstick to report; `searched` and `computed` are adaptive policies.
+    The best of the searched is reported as SEARCHED even when it does not ship, and so are the computed ones. Raises
+    Inconclusive when the budget ends before every arm ran on three prompts of each split.
     """
-    result = Comparison(arms, {arm.name: [] for arm in arms}, {arm.name: [] for arm in arms})
-    samples = np.array([job.sample for job in jobs], dtype=np.int64)
-    walks: dict[str, Walk] = {arm.name: replay.walk(arm.policy, samples) for arm in arms}
-    _warm(pair, arms, jobs[0], replay.record.sampling(jobs[0].sample))
-    for number, job in enumerate(jobs):
-        if budget.expired and number >= 3:
-            break
-        expected = list(replay.record.samples[job.sample].output)
-        sampling = replay.record.sampling(job.sample)
-        times: dict[str, list[int]] = {arm.name: [] for arm in arms}
-        requests: dict[str, list[int]] = {arm.name: [] for arm in arms}
-        tied = False
-        for repeat in range(2 * repeats):
-            # ABBA: forward, then backward; rotated so that no arm always runs first
-            order = arms[number % len(arms) :] + arms[: number % len(arms)]
-            for arm in order if repeat % 2 == 0 else order[::-1]:
-                generation = generate(
-                    pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens, sampling=sampling
-                )
-                times[arm.name].append(generation.decode_ns)
-                requests[arm.name].append(generation.request_ns)
-                result.tokens += len(generation.tokens)
-                if not require_equal(pair, job.prompt, expected, generation.tokens, arm.name, sampling):
-                    result.near_ties += 1
-                    tied = True
-                elif repeat == 0:
-                    result.rounds.append(
-                        compare_rounds(generation.rounds, arm.policy, walks[arm.name], job.sample, replay.record)
-                    )
-                    emitted, rounds = result.acceptance.get(arm.name, (0, 0))
-                    result.acceptance[arm.name] = (
-                        emitted + len(generation.tokens) - 1,
-                        rounds + len(generation.rounds),
-                    )
-        on_prompt()
-        if tied:
-            continue  # other tokens are another amount of work: the prompt says nothing about speed
-        result.samples.append(job.sample)
-        for arm in arms:
-            result.times_ns[arm.name].append(float(np.median(times[arm.name])))
-            result.request_ns[arm.name].append(float(np.median(requests[arm.name])))
-    return result
+    plain_and_static = [arm for arm in fixed if arm.name in (PLAIN, STATIC)]
+    with progress.task("choosing, live", len(choosing)) as advance:
+        # the report needs its time too: choosing may take up to its share of prompts
+        share = Budget(budget.left_s * len(choosing) / (len(choosing) + len(reporting)))
+        selection = compare(
+            runner, [*plain_and_static, *searched, *computed], choosing, limits.repeats, share, lambda: advance(1)
+        )
+    _require_prompts(selection, "select")
+    names, rivals = [arm.name for arm in searched], [arm.name for arm in computed]
+    choice, reason = winner(selection, names, rivals)
+
+    best = choice if choice in names else most_certain(selection, names) if names else None
+    arms = [*fixed, *(Arm(SEARCHED, arm.source, arm.policy) for arm in searched if arm.name == best), *computed]
+    with progress.task("reporting, live", len(reporting)) as advance:
+        report = compare(runner, arms, reporting, limits.repeats, budget, lambda: advance(1))
+    _require_prompts(report, "report")
+
+    def reported(name: str | None) -> str | None:
+        return SEARCHED if name in names else name
+
+    # a computed policy that fails may leave its place to the searched one, if that was certain as well
+    understudy = [SEARCHED] if best is not None and selection.speedup(best, STATIC).low > 1.0 else []
+    shipped, reason = held(report, reported(choice) or PLAIN, reason, understudy)
+    adaptive = reported(challenger(selection, names, rivals))
+    return Confirmation(selection, report, shipped, reason, adaptive if shipped in (PLAIN, STATIC) else shipped)
 
 
-def winner(
-    comparison: Comparison, static: str, adaptive: list[str], resamples: int
-) -> tuple[str, str, Interval | None]:
-    """Which arm ships, why, and the gain of the best adaptive arm over the best static tier.
+def winner(comparison: Comparison, searched: Sequence[str], computed: Sequence[str] = ()) -> tuple[str, str]:
+    """Which arm ships, and why.
 
-    Rule: the adaptive arm with the highest lower bound must beat the static tier beyond noise; what is left
-    must beat plain decoding beyond noise; else the answer is `plain`.
+    Rule: the adaptive arm that `challenger` puts up must beat the static tier beyond noise, else the static
+    tier stands. What stands must beat plain decoding beyond noise. Where the static tier does not and the adaptive
+    arm does, the adaptive arm ships; where neither does, the answer is PLAIN.
     """
-    gain: Interval | None = None
-    choice, reason = static, "no adaptive policy was proposed"
-    if adaptive:
-        gains = {name: comparison.speedup(name, static, resamples) for name in adaptive}
-        best = max(gains, key=lambda name: gains[name].low)
-        gain = gains[best]
+    best = challenger(comparison, searched, computed)
+    choice, reason = STATIC, "no adaptive policy was proposed"
+    if best is not None:
+        gain = comparison.speedup(best, STATIC)
+        reason = f"the gain over the best static tier is not certain ({gain.text(3)}), so the static tier ships"
         if gain.low > 1.0:
-            choice = best
-            reason = f"the adaptive policy beats the best static tier by a factor of {gain.text(3)}"
-        else:
-            reason = f"the gain over the best static tier is not certain ({gain.text(3)}), so the static tier ships"
-    over_plain = comparison.speedup(choice, "plain", resamples)
-    if over_plain.low <= 1.0:
-        return "plain", f"speculation does not pay here: {over_plain.text()} times plain decoding", gain
-    return choice, reason, gain
+            choice, reason = best, f"the adaptive policy beats the best static tier by a factor of {gain.text(3)}"
+    over_plain = comparison.speedup(choice, PLAIN)
+    if over_plain.low > 1.0:
+        return choice, reason
+    if best is not None and choice == STATIC:
+        adaptive_over_plain = comparison.speedup(best, PLAIN)
+        if adaptive_over_plain.low > 1.0:
+            return best, (
+                f"only the adaptive policy is certain to beat plain decoding ({adaptive_over_plain.text(3)} times; the "
+                f"best static tier {over_plain.text(3)})"
+            )
+    return PLAIN, f"speculation does not pay here: {over_plain.text()} times plain decoding"
 
 
-def _ratio(times_ns: dict[str, list[float]], name: str, over: str, resamples: int) -> Interval:
-    return ratio_interval(np.array(times_ns[over]), np.array(times_ns[name]), "measured", resamples)
+def challenger(comparison: Comparison, searched: Sequence[str], computed: Sequence[str]) -> str | None:
+    """The adaptive arm that faces the static tier: the most certain of the searched, unless the most certain of the
+    computed beats that one beyond noise. None when there is neither."""
+    best = most_certain(comparison, searched) if searched else None
+    rival = most_certain(comparison, computed) if computed else None
+    if best is None or rival is None:
+        return best or rival
+    return rival if comparison.speedup(rival, best).low > 1.0 else best
 
 
-def _warm(pair: Pair, arms: list[Arm], job: Job, sampling: Sampling) -> None:
-    for arm in arms:
-        generate(pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens, sampling=sampling)
+def most_certain(comparison: Comparison, adaptive: Sequence[str]) -> str:
+    """The arm with the highest lower bound of its gain over the static tier."""
+    return max(adaptive, key=lambda name: comparison.speedup(name, STATIC).low)
+
+
+def held(report: Comparison, chosen: str, reason: str, understudy: Sequence[str] = ()) -> tuple[str, str]:
+    """What the selection prompts chose must hold on the report prompts as well; they can only take away.
+
+    `understudy` names the searched arm if it was certain too: a computed policy must beat it here again.
+    """
+    if chosen == PLAIN:
+        return PLAIN, reason
+    if chosen == STATIC:
+        found, found_reason = winner(report, ())
+    elif chosen == SEARCHED:
+        found, found_reason = winner(report, [SEARCHED])
+    else:
+        found, found_reason = winner(report, understudy, [chosen])
+    if found == chosen:
+        return chosen, reason if chosen == STATIC else found_reason
+    return found, f"not confirmed on the report prompts: {found_reason}"
+
+
+def _require_prompts(comparison: Comparison, split: str) -> None:
+    if len(comparison.samples) < FEWEST_PROMPTS:
+        raise Inconclusive(
+            f"only {len(comparison.samples)} prompts of the {split} split were compared before the budget ended; "
+            "run the command again with a larger --budget"
+        )

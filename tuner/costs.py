@@ -10,12 +10,13 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from profiles.config import GridConfig, TimingConfig
-from profiles.errors import EnvelopeError
+from profiles.errors import EnvelopeError, OutOfMemory
 from profiles.measurement import CostTable, HostTime, PassKind, PassTime
 from profiles.policy import CompiledPolicy, PolicySource, Tier, pool_size
 from profiles.sampling import GREEDY, Sampling
@@ -25,16 +26,20 @@ from runtime.policy.compile import compile_policy
 from runtime.policy.tree import padded_size
 from runtime.prompts import Prompt
 from runtime.records import Generation, StepRecord
+from tuner.memory import memory_errors, release
 from tuner.timing import Budget, warm_up
 
 CATCH_UP_SIZES = (1, 2)
 """Committed tokens a draft can lag behind: the bonus, and one accepted leaf that was never expanded."""
 PassSamples = dict[tuple[PassKind, int], list[tuple[int, int]]]
 """(kind, tokens in the pass) to (context, ns) of every pass seen."""
+SMALLEST_TREE = 3
+"""Verify size (root counted) below which there is nothing to tune: trees of one level only."""
 COLD_ROUNDS = 4
 """First rounds of an output, whose caches the prefill left cold. Their extra time is a term of its own."""
-OUTLIER = 3.0
-"""A pass slower than this multiple of its size's median was hit by foreign load and does not shape the line."""
+OUTLIER = 2.0
+"""A time slower than this multiple of what is usual for its kind, size and context was hit by foreign load. On a
+quiet machine less than 1 % of passes are; they carry 0.2 % of the time."""
 
 
 def context_grid(shortest: int, longest: int, points: int) -> list[int]:
@@ -55,6 +60,9 @@ def covering_policies(grid: GridConfig, signal_edge: float, context_max: int) ->
             depth = next((d for d in range(1, grid.depth + 1) if pool_size(d, width) >= size - 1), None)
             if depth is not None:
                 tiers.append(Tier(depth=depth, width=width, nodes=size - 1))
+        if grid.depth > 1:
+            # the smallest tree with a frontier pass, which needs no more than two nodes where memory is short
+            tiers.append(Tier(depth=2, width=width, nodes=2))
         # a deep tree as well: the host's time per level is a slope
         deep = grid.node_counts(grid.depth, width)
         tiers += [Tier(depth=grid.depth, width=width, nodes=deep[0])] if deep else []
@@ -72,6 +80,14 @@ def covering_policies(grid: GridConfig, signal_edge: float, context_max: int) ->
     return [plain_policy(), *compiled]
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Rounds of real outputs, one list per output, and the verify sizes that did not fit the device's memory."""
+
+    outputs: list[list[StepRecord]]
+    dropped_sizes: tuple[int, ...] = ()
+
+
 def measure_rounds(
     pair: Pair,
     prompts: Sequence[tuple[Prompt, int]],
@@ -80,30 +96,51 @@ def measure_rounds(
     budget: Budget,
     on_progress: Callable[[float], None] = lambda share: None,
     sampling: Sampling = GREEDY,
-) -> list[list[StepRecord]]:
+) -> Measured:
     """Rounds of outputs under every policy, at least `timing.samples` warm rounds each. `prompts` are
-    (prompt, max_new_tokens).
+    (prompt, max_new_tokens); `policies` begin with plain decoding.
 
     Policies take turns, so drift of the machine falls on all sizes alike. A spent budget ends it after the
-    first turn, which every size needs.
+    first turn, which every size needs. A policy that runs out of memory takes its verify size and all larger ones
+    with it, what was timed of them included. Raises OutOfMemory when not even a tree of two nodes fits.
     """
 
     def run(prompt: Prompt, limit: int, policy: CompiledPolicy) -> Generation:
         return generate(pair, prompt, policy, max_new_tokens=limit, sampling=sampling)
 
-    warm_up(lambda: float(run(*prompts[0], policies[0]).decode_ns), timing)
-    outputs: list[list[StepRecord]] = []
-    counts = [0] * len(policies)
+    with memory_errors("plain decoding"):
+        warm_up(lambda: float(run(*prompts[0], policies[0]).decode_ns), timing)
+    outputs: list[list[list[StepRecord]]] = [[] for _ in policies]
+    sizes = [padded_size(policy.max_nodes, policy.verify_sizes) for policy in policies]
+    counts, fits = [0] * len(policies), max(sizes)
     shuffler, turn = random.Random(0), 0
-    while min(counts) < timing.samples and not (turn and budget.expired):
-        order = [i for i in range(len(policies)) if counts[i] < timing.samples]
+
+    def waiting() -> list[int]:
+        return [i for i, size in enumerate(sizes) if size <= fits and counts[i] < timing.samples]
+
+    while waiting() and not (turn and budget.expired):
+        order = waiting()
         shuffler.shuffle(order)
         for i in order:
-            outputs.append(run(*prompts[(turn + i) % len(prompts)], policies[i]).rounds)
-            counts[i] += max(len(outputs[-1]) - COLD_ROUNDS, 1)
-            on_progress(float(np.mean([min(count / timing.samples, 1.0) for count in counts])))
+            if sizes[i] > fits:
+                continue
+            try:
+                with memory_errors(f"a round that verifies {sizes[i]} tokens"):
+                    outputs[i].append(run(*prompts[(turn + i) % len(prompts)], policies[i]).rounds)
+            except OutOfMemory:
+                if max((size for size in sizes if size < sizes[i]), default=0) < SMALLEST_TREE:
+                    raise
+                fits = sizes[i] - 1
+                release()
+                continue
+            counts[i] += max(len(outputs[i][-1]) - COLD_ROUNDS, 1)
+            shares = [min(c / timing.samples, 1.0) for c, size in zip(counts, sizes, strict=True) if size <= fits]
+            on_progress(float(np.mean(shares)))
         turn += 1
-    return outputs
+    return Measured(
+        [rounds for made, size in zip(outputs, sizes, strict=True) if size <= fits for rounds in made],
+        tuple(sorted({size for policy in policies for size in policy.verify_sizes if size > fits})),
+    )
 
 
 def warm_rounds(outputs: Sequence[Sequence[StepRecord]]) -> list[StepRecord]:
@@ -126,14 +163,13 @@ def pass_samples(records: Sequence[StepRecord], verify_sizes: tuple[int, ...]) -
     return dict(samples)
 
 
-def cost_table(
-    outputs: Sequence[Sequence[StepRecord]], verify_sizes: tuple[int, ...], contexts: list[int], threads: int
-) -> CostTable:
+def cost_table(measured: Measured, verify_sizes: tuple[int, ...], contexts: list[int], threads: int) -> CostTable:
     """A table over `contexts`: per kind and size a robust line over context, evaluated at every context.
 
-    Raises EnvelopeError when a verify size was never seen.
+    Raises EnvelopeError when a verify size that fits memory was never seen.
     """
-    samples = pass_samples(warm_rounds(outputs), verify_sizes)
+    verify_sizes = tuple(size for size in verify_sizes if size not in measured.dropped_sizes)
+    samples = pass_samples(warm_rounds(measured.outputs), verify_sizes)
     _fill_missing(samples, verify_sizes)
     passes = []
     for (kind, n), seen in sorted(samples.items()):
@@ -153,7 +189,13 @@ def cost_table(
             )
             for c, ns in zip(contexts, line, strict=True)
         ]
-    return CostTable(mark="measured", threads=threads, passes=tuple(passes), host=fit_host(outputs))
+    return CostTable(
+        mark="measured",
+        threads=threads,
+        passes=tuple(passes),
+        host=fit_host(measured.outputs),
+        dropped_sizes=measured.dropped_sizes,
+    )
 
 
 def mean_line(
@@ -161,15 +203,25 @@ def mean_line(
 ) -> npt.NDArray[np.float64]:
     """Mean time at contexts `at`: least squares over context, passes hit by foreign load left out.
 
-    The slope is not negative (more context is never less work), and few samples make a flat line.
+    They are told by a line that they cannot bend: through the medians of the short and the long third of contexts
+    (Tukey 1977, the resistant line). The slope is not negative (more context is never less work), and few samples
+    make a flat line.
     """
-    calm = time_ns <= OUTLIER * np.median(time_ns)
-    x, y = context[calm], time_ns[calm]
-    slope = 0.0
-    if len(x) >= 8 and np.ptp(x) > 0:
-        slope = max(float(np.polyfit(x, y, 1)[0]), 0.0)
-    level = float(np.mean(y - slope * x))
-    lowest = 0.25 * float(np.mean(y))  # a steep line must not promise a pass for nothing
+    slope, level = 0.0, float(np.median(time_ns))
+    lowest = 0.25 * level  # a steep line must not promise a pass for nothing
+    sloped = len(context) >= 8 and np.ptp(context) > 0
+    if sloped:
+        short, _, long = np.array_split(np.argsort(context, kind="stable"), 3)
+        run = float(np.median(context[long]) - np.median(context[short]))
+        slope = max(float(np.median(time_ns[long]) - np.median(time_ns[short])) / run, 0.0) if run else 0.0
+        level = float(np.median(time_ns - slope * context))
+    for _ in range(2):  # the second line is drawn through what the first one, already unbent, calls usual
+        calm = time_ns <= OUTLIER * np.maximum(level + slope * context, lowest)
+        x, y = context[calm], time_ns[calm]
+        if sloped and np.ptp(x) > 0:
+            slope = max(float(np.polyfit(x, y, 1)[0]), 0.0)
+        level = float(np.mean(y - slope * x))
+        lowest = 0.25 * float(np.mean(y))
     line: npt.NDArray[np.float64] = np.maximum(level + slope * at, lowest)
     return line
 

@@ -51,7 +51,9 @@ class RuleRecord:
         """[N, D, width^2] cumulative log-probabilities of a level's candidates, best first, -inf where none is."""
         self.true_score: npt.NDArray[np.float32] = columns["score"]
         """[N, D] of the output's own path, NaN where it was not drafted."""
-        self.rank_in_level, self._in_frontier = columns["rank_in_level"], columns["in_frontier"]
+        self.rank_in_level = columns["rank_in_level"]
+        self.in_frontier: npt.NDArray[np.bool_] = columns["in_frontier"]
+        """[N, D] the output's own node of the level is in its frontier."""
         self._places: npt.NDArray[np.int32] | None = None
         self._everywhere = np.arange(self.positions)
         candidates = np.isfinite(self.scores).sum(axis=2).cumsum(axis=1)
@@ -91,7 +93,7 @@ class RuleRecord:
     def outcome(self, drafted: Ints, nodes: Ints) -> Outcome:
         """Rounds that draft `drafted` >= 1 levels and verify the `nodes` best of their candidates, [N] each."""
         accepted = self.reached(drafted, nodes)
-        in_frontier = self._in_frontier[self._everywhere, np.maximum(accepted, 1) - 1]
+        in_frontier = self.in_frontier[self._everywhere, np.maximum(accepted, 1) - 1]
         expanded = (accepted < drafted) & in_frontier
         unseen = 1 + ((accepted > 0) & ~expanded)
         levels = np.arange(1, self.depth + 1)

@@ -9,12 +9,13 @@ from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy_profile import Evidence, PolicyProfile, Provenance, Regime
 from profiles.provenance import digest
 from runtime.pair import Pair
-from tuner.confirm import Arm, Comparison
+from tuner.comparison import Arm, Comparison
 from tuner.machine import versions
-from tuner.outcomes import Record, trace_digest
+from tuner.outcomes import Record
 from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 from tuner.search import Search
+from tuner.trace_store import trace_digest
 
 
 @dataclass(frozen=True)

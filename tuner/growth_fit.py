@@ -2,9 +2,10 @@
 
 The record says what every (levels drafted, verify size) would have brought at every position, so going on and
 stopping are compared by their counterfactual costs rather than guessed from probabilities. A round's cost is its
-time less a price per token it emits (`ActionTable.cost_ns`); going on from a level is worth what the present tree
-makes of the next one. Fitting the tree to those costs and pricing a token by the walked policy alternate: approximate
-policy iteration on an average-reward stopping problem, kept where it improved the tuning prompts.
+time less a price per token it emits: the time that a token takes elsewhere. Going on from a level is worth what the
+present tree makes of the next one. Fitting the tree to those costs and pricing a token by the walked policy
+alternate: approximate policy iteration on an average-reward stopping problem, kept where it improved the tuning
+prompts.
 """
 
 from __future__ import annotations
@@ -88,8 +89,10 @@ def stops_of(arena: Arena, width: int) -> Stops:
 
 
 def growth_policies(arena: Arena, on_fit: Callable[[], None] = lambda: None) -> list[TablePolicy]:
-    """Fitted policies, fastest on the tuning prompts first: a small tree for every recorded beam, larger ones for the
-    beam that did best. `on_fit` is called `fits(arena.grid)` times."""
+    """Fitted policies: a small tree for every recorded beam, larger ones for the beam that did best.
+
+    `on_fit` is called `fits(arena.grid)` times.
+    """
     ends = {width: stops_of(arena, width) for width in arena.grid.widths}
     found = []
 
@@ -103,7 +106,7 @@ def growth_policies(arena: Arena, on_fit: Callable[[], None] = lambda: None) -> 
     widest = max(ends, key=lambda width: fit(width, small))
     for leaves in larger:
         fit(widest, leaves)
-    return sorted(found, key=lambda policy: -arena.speedup(policy.walk(arena.tune), arena.tune))
+    return found
 
 
 def fits(grid: GridConfig) -> int:

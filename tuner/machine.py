@@ -10,7 +10,7 @@ from pathlib import Path
 
 from profiles.errors import HardwareMissing
 from profiles.provenance import Fingerprint
-from profiles.registry import GpuSpec, gpu_names, load_gpu_spec
+from profiles.registry import gpu_names, gpu_specs, load_gpu_spec
 from runtime.backends.base import Model
 
 VERSIONED = (
@@ -23,7 +23,10 @@ VERSIONED = (
     "polars",
     "numpy",
     "pydantic",
+    "accelerate",
 )
+SPREADING_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Device maps of transformers that may use every accelerator; any other string names one device."""
 SIMD_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "sve")
 
 
@@ -45,22 +48,27 @@ def find_device(name: str) -> Device:
 
     Raises HardwareMissing naming what was found, BadInput for a name that no file under profiles/gpus has.
     """
-    accelerators = _accelerators()
+    found = accelerators()
     if name == "auto":
-        return accelerators[0] if accelerators else _cpu()
-    wanted = [load_gpu_spec(known) for known in gpu_names() if known == name or known.startswith(f"{name}-")]
-    if not wanted:
-        load_gpu_spec(name)
+        return found[0] if found else _cpu()
+    wanted = gpu_specs(name)
     if any(spec.kind == "cpu" for spec in wanted):
         return _cpu()
-    for device in accelerators:
-        if any(_matches(spec, device.product) for spec in wanted):
+    for device in found:
+        if any(spec.matches_product(device.product) for spec in wanted):
             return device
-    found = ", ".join(d.product for d in accelerators) or f"no accelerator, only {cpu_name()}"
+    products = ", ".join(d.product for d in found) or f"no accelerator, only {cpu_name()}"
     raise HardwareMissing(
-        f"--gpu {name} asks for {' or '.join(spec.product for spec in wanted)}; this machine has {found}. "
-        "Use --gpu auto to measure what is here"
+        f"--gpu {name} asks for {' or '.join(spec.product for spec in wanted)}; this machine has {products}. "
+        "Use --gpu auto to measure what is here, or --estimate for what its data sheet promises"
     )
+
+
+def memory_bytes(device: Device, device_map: str | None) -> int | None:
+    """Memory that weights can be put into: of the device, or of all accelerators where a map spreads the layers."""
+    if device.torch_name == "cpu" or device_map not in SPREADING_MAPS:
+        return device.memory_bytes
+    return sum(d.memory_bytes or 0 for d in accelerators())
 
 
 def cpu_name() -> str:
@@ -87,6 +95,8 @@ def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
         backend=model.backend,
         backend_version=model.backend_version,
         dtype=model.dtype,
+        device_map=model.device_map,
+        devices=model.devices,
         cpu=cpu_name(),
         cores=core_count(),
         threads=threads,
@@ -116,7 +126,7 @@ def _cpu() -> Device:
     return Device("cpu", "cpu", cpu_name(), platform.machine(), pages)
 
 
-def _accelerators() -> list[Device]:
+def accelerators() -> list[Device]:
     """CUDA devices. Without a driver torch is not even imported, so a refusal comes at once."""
     if _driver() is None:
         return []
@@ -130,7 +140,7 @@ def _accelerators() -> list[Device]:
         devices.append(
             Device(
                 spec_name=next(
-                    (n for n in gpu_names() if _matches(load_gpu_spec(n), properties.name)), properties.name
+                    (n for n in gpu_names() if load_gpu_spec(n).matches_product(properties.name)), properties.name
                 ),
                 torch_name=f"cuda:{i}",
                 product=properties.name,
@@ -140,10 +150,6 @@ def _accelerators() -> list[Device]:
             )
         )
     return devices
-
-
-def _matches(spec: GpuSpec, product: str) -> bool:
-    return any(part.casefold() in product.casefold() for part in spec.matches)
 
 
 def _driver() -> str | None:

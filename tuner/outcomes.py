@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,11 @@ import polars as pl
 from profiles.errors import EnvelopeError, ProfileError
 from profiles.growth import Feature, GrowthTree
 from profiles.policy import DraftRule, SignalKind, Tier
-from profiles.provenance import files_digest
 from profiles.sampling import Sampling
-from profiles.store import read_json
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.signals import asked, compute, is_entropy, of_target
 from tuner.calibration import Split
 from tuner.drafts import Ints, Outcome, RuleRecord
-from tuner.traces import read_part
 
 
 class Record:
@@ -113,25 +109,3 @@ class Record:
         if growth is None:
             return {}
         return {kind: self.signal(kind, growth.top_k) for kind in asked(growth)}
-
-
-def load_record(folder: Path) -> Record:
-    """Read a trace folder. Raises ProfileError when it is missing, empty or damaged."""
-    manifest = read_json(folder / "manifest.json", TraceManifest)
-    paths = sorted((folder / "parts").glob("*.parquet"))
-    if not paths:
-        raise ProfileError(f"{folder} holds no recorded sample")
-    samples, frames = [], []
-    for path in paths:
-        sample, frame = read_part(path)
-        samples.append(sample)
-        if len(frame):
-            frames.append(frame)
-    if not frames:
-        raise ProfileError(f"no sample of {folder} has a single round (all outputs are one token long)")
-    return Record(manifest, samples, pl.concat(frames))
-
-
-def trace_digest(folder: Path) -> str:
-    """Digest of a record: its manifest and every part."""
-    return files_digest([folder / "manifest.json", *sorted((folder / "parts").glob("*.parquet"))], folder)

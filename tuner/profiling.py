@@ -13,18 +13,22 @@ from profiles.config import TuneConfig
 from profiles.errors import BadInput, Inconclusive
 from profiles.measurement import CostTable, Curve
 from profiles.registry import PairSpec
+from profiles.store import kernel_lock
 from profiles.trace_schema import TraceManifest
 from runtime.pair import Pair
 from runtime.sampling import resolved
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
+from tuner.lint import fast_findings, require_sound
 from tuner.machine import Device, fingerprint, versions
-from tuner.outcomes import Record, load_record
+from tuner.outcomes import Record
 from tuner.progress import Progress
-from tuner.run_folder import RunFolder
+from tuner.run_folder import RunFolder, trace_location
+from tuner.shards import Shard, missing_by_shard
 from tuner.timing import Budget
-from tuner.traces import Recorder, part_path
+from tuner.trace_store import TraceStore, load_record
+from tuner.traces import Recorder
 
 COST_PROMPTS = 8
 """Prompts of the rounds that costs are measured on."""
@@ -62,22 +66,54 @@ class Profiled:
             "missing": self.missing,
             "positions": self.record.positions,
             "cost_ratio": self.costs.cost_ratio(),
+            "free_width": self.costs.free_width(),
+            "dropped_sizes": self.costs.dropped_sizes,
+        }
+
+
+@dataclass(frozen=True)
+class PartlyRecorded:
+    """A shard's run that could not complete the record: costs wait for the one that does."""
+
+    shard: Shard
+    recorded: int
+    """Samples of this shard on record."""
+    skipped: list[str]
+    own_missing: int
+    """Samples of this shard that a spent budget left."""
+    others_missing: list[str]
+    """Ids of other shards' samples."""
+
+    def summary(self) -> str:
+        """The last lines of the command: what is still missing, and who records it."""
+        lines = [f"skipped: {reason}" for reason in self.skipped]
+        lines.append(f"shard {self.shard}: {self.recorded} samples on record")
+        if self.own_missing:
+            lines.append(f"the budget left {self.own_missing} samples for the same command to record")
+        if self.others_missing:
+            owed = missing_by_shard(self.others_missing, self.shard.count)
+            lines.append(f"still missing from other shards: {len(self.others_missing)} samples ({owed})")
+        lines.append("costs are measured by the shard that completes the record, or by the command without --shard")
+        return "\n".join(lines)
+
+    def document(self) -> dict[str, object]:
+        """The same for a script."""
+        return {
+            "shard": str(self.shard),
+            "prompts": self.recorded,
+            "skipped": len(self.skipped),
+            "missing": self.own_missing + len(self.others_missing),
         }
 
 
 def samples_of(config: TuneConfig, spec: PairSpec) -> list[Sample]:
     """Calibration samples of a configuration: its own file, else the pair's. Raises BadInput without either."""
-    path = Path(config.data.path) if config.data.path else spec.calibration_path()
-    if path is None:
-        raise BadInput(f"'{spec.name}' ships no calibration set; give one with --data FILE.jsonl")
-    samples = load_samples(path, config.data)
-    needed = {m for m in spec.modalities if m != "text"}
-    if needed and not any(s.modality in needed for s in samples):
+    data = config.data.path or spec.calibration_path()
+    if data is None:
         raise BadInput(
-            f"{path} is text only, but '{spec.name}' is profiled for {', '.join(sorted(needed))}; acceptance on "
-            "text says nothing about pictures"
+            f"'{spec.name}' ships no calibration set; give one with --data (a JSONL file, a folder, hf:NAME)"
         )
-    return samples
+    return load_samples(data, config.data)
 
 
 def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceManifest:
@@ -95,15 +131,19 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
     )
 
 
+def recording_share(budget: Budget) -> Budget:
+    """What recording may take of a command that still has to measure costs."""
+    return Budget(max(budget.left_s - min(COST_RESERVE_S, budget.left_s / 2), 0.0))
+
+
 def profile(
     pair: Pair, config: TuneConfig, device: Device, run: RunFolder, budget: Budget, progress: Progress
 ) -> Profiled:
-    """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early."""
+    """Fill the run folder. What is already there is kept; raises Inconclusive when the budget ends too early, BadInput
+    for bad samples before one is recorded."""
     samples = samples_of(config, pair.spec)
-    run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
-    manifest = manifest_of(pair, config, samples)
-    recorder = Recorder(pair, run.trace, manifest)
-    reserve = Budget(max(budget.left_s - min(COST_RESERVE_S, budget.left_s / 2), 0.0))
+    reserve = recording_share(budget)
+    recorder = begin(pair, config, device, run, samples)
     with progress.task("recording traces", len(samples)) as advance:
         done, skipped = recorder.record_all(samples, reserve, config.data.skip_bad, lambda _: advance(1))
     if not done:
@@ -115,13 +155,39 @@ def profile(
             f"{done} of {len(samples)} samples are recorded, the {' and '.join(empty)} split has fewer than 3; "
             "run the command again to go on"
         )
-    if run.has_costs() and _covers(run.costs(), record):
-        table = run.costs()
-    else:
-        table = _measure(pair, config, samples, record, run, budget, progress)
+    # shards that end at the same moment must not time each other
+    with kernel_lock(run.path / "costs.lock"):
+        if run.has_costs() and _covers(run.costs(), record):
+            table = run.costs()
+        else:
+            table = _measure(pair, config, samples, record, run, budget, progress)
     curves = acceptance_curves(record)
     run.save_curves(curves)
     return Profiled(record, table, curves, skipped, len(samples) - done - len(skipped))
+
+
+def profile_shard(
+    pair: Pair, config: TuneConfig, device: Device, run: RunFolder, budget: Budget, progress: Progress, shard: Shard
+) -> Profiled | PartlyRecorded:
+    """Record the samples of one shard; the one that completes the record goes on like `profile`."""
+    samples = samples_of(config, pair.spec)
+    mine = [sample for sample in samples if shard.holds(sample.id)]
+    recorder = begin(pair, config, device, run, samples)
+    with progress.task(f"recording shard {shard}", len(mine)) as advance:
+        done, skipped = recorder.record_all(mine, budget, config.data.skip_bad, lambda _: advance(1))
+    others = recorder.store.missing([sample.id for sample in samples if not shard.holds(sample.id)])
+    own = len(mine) - done - len(skipped)
+    if others or own:
+        return PartlyRecorded(shard, done, skipped, own, others)
+    return profile(pair, config, device, run, budget, progress)
+
+
+def begin(pair: Pair, config: TuneConfig, device: Device, run: RunFolder, samples: list[Sample]) -> Recorder:
+    """Claim the run folder and its record for these inputs. Raises BadInput for bad samples before one is recorded,
+    ProfileError when the folder or the record belong to others."""
+    require_sound(samples, config, pair.spec, pair.encoder.tokenizer)
+    run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
+    return Recorder(pair, run.trace, manifest_of(pair, config, samples))
 
 
 def _measure(
@@ -152,11 +218,12 @@ def _measure(
             advance(100 * share - passed)
             passed = 100 * share
 
-        outputs = cost_measuring.measure_rounds(
+        measured = cost_measuring.measure_rounds(
             pair, prompts, policies, config.timing, budget, on_progress, record.manifest.sampling
         )
-    table = cost_measuring.cost_table(outputs, grid.verify_sizes, contexts, pair.threads)
-    run.save_costs(table, cost_measuring.pass_samples(cost_measuring.warm_rounds(outputs), grid.verify_sizes))
+    table = cost_measuring.cost_table(measured, grid.verify_sizes, contexts, pair.threads)
+    rounds = cost_measuring.warm_rounds(measured.outputs)
+    run.save_costs(table, cost_measuring.pass_samples(rounds, grid.verify_sizes))
     return table
 
 
@@ -166,27 +233,32 @@ def _covers(table: CostTable, record: Record) -> bool:
     return bool(contexts[0] <= record.context.min() and record.context.max() <= contexts[-1])
 
 
-def estimate(pair: Pair, config: TuneConfig, folder: Path) -> str:
+def estimate(pair: Pair, config: TuneConfig, folder: Path, shard: Shard | None = None) -> str:
     """The plan of a `profile` run. Time and disk are extrapolated from one sample, recorded into a scratch folder."""
     samples = samples_of(config, pair.spec)
+    found = fast_findings(samples, config, pair.spec, pair.encoder.tokenizer)
     manifest = manifest_of(pair, config, samples)
-    missing = [s for s in samples if not part_path(folder / "trace", s.id).exists()]
+    location = trace_location(config, folder)
+    missing = TraceStore(location).missing([sample.id for sample in samples])
+    mine = [sample for sample in missing if shard is None or shard.holds(sample)]
     probe = max(samples, key=lambda s: s.max_new_tokens)
     with tempfile.TemporaryDirectory() as scratch:
-        recorder = Recorder(pair, Path(scratch), manifest)
+        recorder = Recorder(pair, scratch, manifest)
         start = time.monotonic()
         recorder.record_all([probe], Budget(None))
         sample_s = time.monotonic() - start
-        part_bytes = part_path(Path(scratch), probe.id).stat().st_size
+        part_bytes = sum(path.stat().st_size for path in Path(scratch).rglob("*.parquet"))
     grid = config.grid
-    recording_min = sample_s * len(missing) / 60
+    recording_min = sample_s * len(mine) / 60
+    whose = "" if shard is None else f" as shard {shard} (of {len(missing)} that are missing)"
     lines = [
         f"plan: {pair.spec.name} on {config.gpu} ({config.backend} {config.dtype}, {config.threads} threads)",
-        f"  into {folder}",
-        f"  record {len(missing)} of {len(samples)} prompts, beams {list(grid.widths)} to depth {grid.depth}, "
+        f"  into {folder}" + ("" if config.data.trace_url is None else f", the record into {location}"),
+        f"  record {len(mine)} of {len(samples)} prompts{whose}, beams {list(grid.widths)} to depth {grid.depth}, "
         f"{manifest.sampling.label()}",
         f"  time {config.timing.samples} rounds or more per tree shape, verify sizes {list(grid.verify_sizes)}",
         f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
         f"{part_bytes * len(samples) / 1e6:.0f} MB",
+        *(f"{f.status} {f.check}: {f.text}" for f in found if f.status != "pass"),
     ]
     return "\n".join(lines)

@@ -243,6 +243,15 @@ class Replay:
             time_ns += passes * self.costs.pass_ns("frontier", self.costs.measured_size("frontier", rows), context)
         return time_ns
 
+    def frontier_ns(self, rows: Ints) -> Floats:
+        """[N] time of one frontier pass of `rows` [N] nodes at every position; nothing where there are none."""
+        time_ns, context = np.zeros(len(rows)), self.record.context
+        for count in np.unique(rows[rows > 0]):
+            mine = rows == count
+            size = self.costs.measured_size("frontier", int(count))
+            time_ns[mine] = self.costs.pass_ns("frontier", size, context[mine])
+        return time_ns
+
     def _signal(self, policy: CompiledPolicy) -> Floats:
         """[N] the policy's signal; zeros where it has one bin and asks for none, whatever is on record."""
         if not policy.edges:

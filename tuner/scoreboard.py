@@ -21,7 +21,6 @@ def scoreboard(
     contestants: Sequence[Contestant],
     arena: Arena,
     samples: Ints,
-    resamples: int,
     measured: Mapping[str, Interval] | None = None,
 ) -> tuple[PolicyResult, ...]:
     """A row per contestant over `samples`, in their order. The oracle and the best static tier must be among them.
@@ -33,7 +32,7 @@ def scoreboard(
     plain_ns = arena.replay.plain_time_ns(samples)
 
     def ratio(over: Floats, name: str) -> Interval:
-        return ratio_interval(over, time_ns[name], "replayed", resamples)
+        return ratio_interval(over, time_ns[name], "replayed")
 
     return tuple(
         PolicyResult(

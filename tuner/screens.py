@@ -2,50 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from PIL import Image
+from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from profiles.measurement import PASS_KINDS, CostTable, Curve
+from profiles.families import FAMILIES
+from profiles.measurement import FREE_SLACK, PASS_KINDS, Association, CostTable, Curve, PolicyResult
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import GpuSpec, PairSpec
+from runtime.model_facts import needed_gib
 from runtime.records import Generation
+from tuner.roofline import Estimate
 
 PICTURE_COLUMNS = 42
+MANY_TIERS = 4
+"""A row with more tiers than this names the first and the last."""
 
 
 def result_table(profile: PolicyProfile) -> Table:
-    """One row per policy, the shipped one marked by a word and a star, not by colour alone."""
-    evidence = profile.evidence
-    prompts = evidence.speedup.prompts
-    machine = profile.fingerprint
+    """The scoreboard of a profile, the shipped row marked by a word and a star, not by colour alone."""
+    evidence, machine = profile.evidence, profile.fingerprint
     device = machine.cpu if machine.device == "cpu" else machine.device
-    table = Table(
-        title=f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype}), "
+    return scoreboard_table(
+        evidence.results,
+        f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype}), "
         f"{profile.regime.sampling.label()}",
-        caption=f"{prompts} held-out prompts that neither search nor selection saw; speedup over plain decoding, "
-        "prefill excluded; acceptance = tokens per round, bonus included; ★ ships",
-        caption_justify="left",
-        title_justify="left",
+        f"{evidence.speedup.prompts} held-out prompts that neither search nor selection saw; ★ ships",
+        evidence.shipped_name,
+    )
+
+
+def scoreboard_table(
+    results: Sequence[PolicyResult], title: str, caption: str = "", shipped: str | None = None
+) -> Table:
+    """One row per policy or yardstick. A column without a number in any row is left out."""
+    notes = (
+        "speedup over plain decoding, prefill excluded, 95 % over prompts; acceptance = tokens per round, bonus "
+        "included; vs static = replayed time of the best static tier over its own; of oracle = the oracle's time over "
+        "its own"
+    )
+    table = Table(
+        title=title, caption=f"{caption}; {notes}" if caption else notes, caption_justify="left", title_justify="left"
     )
     table.add_column("policy", no_wrap=True)
-    table.add_column("depth,width,nodes", overflow="fold")
-    for name in ("accept-\nance", "rounds", "speedup\nreplayed", "speedup\nmeasured, 95 %"):
+    table.add_column("depth,width,nodes", overflow="fold", max_width=34)
+    columns: list[tuple[str, Callable[[PolicyResult], str]]] = [
+        ("accept-\nance", lambda row: f"{row.acceptance_length:.2f}"),
+        ("rounds", lambda row: str(row.rounds)),
+        (
+            "speedup\nreplayed",
+            lambda row: row.speedup_interval.text() if row.speedup_interval else f"{row.speedup_replayed:.2f}",
+        ),
+        ("vs\nstatic", lambda row: f"{row.gain_over_static.median:.3f}" if row.gain_over_static else ""),
+        ("of\noracle", lambda row: f"{row.share_of_oracle.median:.2f}" if row.share_of_oracle else ""),
+        ("speedup\nmeasured", lambda row: row.speedup_measured.text() if row.speedup_measured else ""),
+    ]
+    filled = [(name, cell) for name, cell in columns if any(cell(row) for row in results)]
+    for name, _ in filled:
         table.add_column(name, justify="right", no_wrap=True)
-    for result in evidence.results:
-        shipped = result.verdict == profile.shipped and result.speedup_replayed == evidence.speedup_replayed
+    for row in results:
+        labels = " | ".join(dict.fromkeys(row.tiers))
+        if len(row.tiers) > MANY_TIERS:
+            labels = f"{row.tiers[0]} … {row.tiers[-1]} ({len(row.tiers)} tiers)"
+        ships = row.name == shipped
         table.add_row(
-            f"★ {result.name}" if shipped else result.name,
-            " | ".join(dict.fromkeys(result.tiers)),
-            f"{result.acceptance_length:.2f}",
-            str(result.rounds),
-            f"{result.speedup_replayed:.2f}",
-            result.speedup_measured.text() if result.speedup_measured else "–",
-            style="bold" if shipped else None,
+            f"★ {row.name}" if ships else row.name,
+            labels,
+            *(cell(row) or "–" for _, cell in filled),
+            style="bold" if ships else "dim" if row.kind == "bound" else None,
         )
     return table
 
@@ -60,7 +91,7 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         + (f" but {evidence.near_ties} near ties\n" if evidence.near_ties else "\n")
     )
     text.append("gain ", style="bold").append(
-        f"tuned over best static tier {evidence.gain_over_static.text(3)} (measured)\n"
+        f"best adaptive policy over best static tier {evidence.gain_over_static.text(3)} (measured)\n"
     )
     text.append("prediction ", style="bold").append(
         f"replay said {evidence.speedup_replayed:.2f}, measured {evidence.speedup.median:.2f} "
@@ -70,16 +101,18 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         f"{evidence.request_speedup.text()} times plain decoding, with the prefills of both models\n"
     )
     if entropy:
+        share = entropy.association.share.median if entropy.association else None
         text.append("entropy ", style="bold").append(
-            f"rank correlation with accepted tokens {entropy.rank_correlation:+.2f}; "
+            ("" if share is None else f"explains {100 * share:.0f} % of what acceptance varies by, ")
+            + f"rank correlation with accepted tokens {entropy.rank_correlation:+.2f}; "
             f"cost ratio target/draft {evidence.cost_ratio:.1f}\n"
         )
     text.append("profile ", style="bold").append(f"{path}  digest {profile.digest[:12]}")
     return text
 
 
-def cost_screen(table: CostTable) -> Table:
-    """Medians in milliseconds by pass size, one column per context."""
+def cost_screen(table: CostTable) -> RenderableType:
+    """Mean times in milliseconds by pass size, one column per context, and what they mean for a tree."""
     contexts = table.contexts()
     screen = Table(title="model passes inside rounds, mean ms (p90)", title_justify="left")
     screen.add_column("pass")
@@ -92,29 +125,121 @@ def cost_screen(table: CostTable) -> Table:
                 f"{'draft' if kind in ('catch_up', 'frontier') else 'target'} {kind} n={n}",
                 *(f"{p.time_ns / 1e6:.2f} ({p.p90_ns / 1e6:.2f})" for p in sorted(cells, key=lambda p: p.context)),
             )
-    return screen
+    text = Text(f"free width {table.free_width()}: ", style="bold")
+    text.append(
+        f"the target verifies up to {table.free_width()} tokens, the root counted, in at most "
+        f"{100 * FREE_SLACK:.0f} % more time than one",
+        style="not bold",
+    )
+    if table.dropped_sizes:
+        sizes = ", ".join(str(size) for size in table.dropped_sizes)
+        text.append("\ndropped ", style="bold").append(
+            f"verify sizes {sizes}: they ran out of memory here, and no policy uses them", style="not bold"
+        )
+    return Group(screen, text)
 
 
-def curve_screen(curve: Curve) -> Table:
-    """One entropy-acceptance curve as a table with bars."""
+def estimate_screen(found: Estimate) -> RenderableType:
+    """A cost table by data sheet, with the two numbers that a policy hangs on; every part says that it is estimated."""
+    gpu, table = found.gpu, found.costs
+    screen = Table("ESTIMATED, ms per pass", *(f"context {context}" for context in table.contexts()))
+    for kind in PASS_KINDS:
+        for n in table.sizes(kind):
+            cells = sorted((p for p in table.passes if p.kind == kind and p.n == n), key=lambda p: p.context)
+            side = "draft" if kind in ("catch_up", "frontier") else "target"
+            screen.add_row(f"{side} {kind} n={n}", *(f"{p.time_ns / 1e6:.2f}" for p in cells))
+    knees = ", ".join(f"{knee} at context {context}" for context, knee in found.knees.items())
+    lines = [
+        f"ESTIMATED cost ratio target/draft {table.cost_ratio():.1f}",
+        f"ESTIMATED free width (tokens of a target pass for {FREE_SLACK:.0%} more time than one): {knees}",
+        f"a pass is the longer of its bytes / {gpu.bandwidth_gb_per_s:g} GB/s and its operations / "
+        f"{gpu.dense_bf16_tflops:g} TFLOP/s ({gpu.source}); host time and what kernels lose are not in it",
+    ]
+    if found.devices() > 1:
+        lines.append(
+            f"{found.weights_gib:.3g} GiB of weights need {found.devices()} such devices; under --device-map auto "
+            "their layers run one after the other, which is what these times add up"
+        )
+    lines.append("there are no traces in an estimate: run the command on the device, without --estimate, to tune")
+    title = Text(f"{found.pair} on {gpu.product}, {found.dtype}: ESTIMATED from its data sheet, nothing was measured")
+    return Group(title, screen, Text("\n".join(lines)))
+
+
+def curve_screen(curves: Sequence[Curve]) -> RenderableType:
+    """The first curve as a table with bars, what every signal says about acceptance, and that in one sentence."""
+    shown = curves[0]
     screen = Table(
-        title=f"{curve.signal} ({curve.modality}): what the chain {curve.reference_tier} accepts, "
-        f"rank correlation {curve.rank_correlation:+.2f}",
-        title_justify="left",
+        title=f"{shown.signal} ({shown.modality}): what tier {shown.reference_tier} accepts", title_justify="left"
     )
     for name in ("signal", "positions", "top-1", "accepted, 95 %"):
         screen.add_column(name, justify="right", no_wrap=True)
     screen.add_column("")
-    longest = max((p.accepted_mean for p in curve.points), default=1.0) or 1.0
-    for p in curve.points:
+    longest = max((p.accepted_mean for p in shown.points), default=1.0) or 1.0
+    for p in shown.points:
         screen.add_row(
-            f"{p.low_edge:.3f}–{p.high_edge:.3f}",
+            f"{p.low_edge:.2g}–{p.high_edge:.2g}",
             str(p.positions),
             f"{p.top1_acceptance:.2f}",
             f"{p.accepted_mean:.2f} [{p.accepted_low:.2f}, {p.accepted_high:.2f}]",
-            "█" * round(20 * p.accepted_mean / longest),
+            "█" * round(16 * p.accepted_mean / longest),
         )
-    return screen
+    alike = [c for c in curves if (c.modality, c.part) == (shown.modality, shown.part)]
+    return Group(screen, _signals_table(alike), Text(explained(alike), style="italic"))
+
+
+def _signals_table(curves: Sequence[Curve]) -> Table:
+    """One row per signal."""
+    lucky = any(c.association and not is_more_than_luck(c.association) for c in curves)
+    table = Table(
+        title="what a signal says about the accepted tokens, 95 % by prompts",
+        caption="information: mutual information in nats, chance subtracted, and its share of the entropy of the "
+        "accepted tokens" + lucky * "\n~ no more than luck: signals of other positions say as much",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("signal", no_wrap=True)
+    for name in ("rank correlation", "information, nats", "share, %"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for curve in curves:
+        found = curve.association
+        if found is None:
+            table.add_row(curve.signal, *["–"] * 3)
+            continue
+        rank, share, luck = found.rank_correlation, found.share, "" if is_more_than_luck(found) else "~"
+        table.add_row(
+            curve.signal,
+            f"{rank.median:+.2f} [{rank.low:+.2f}, {rank.high:+.2f}]",
+            luck + found.information_nats.text(3),
+            f"{100 * share.median:.0f} [{100 * share.low:.0f}, {100 * share.high:.0f}]",
+        )
+    return table
+
+
+def is_more_than_luck(found: Association) -> bool:
+    return found.information_nats.median > found.chance_nats and found.information_nats.low > 0
+
+
+def explained(curves: Sequence[Curve]) -> str:
+    """Whether the first signal helps for this pair, in one sentence, and which one helps most."""
+    first = curves[0]
+    if first.association is None:
+        return f"too few prompts to say what {first.signal} explains"
+    found = first.association
+    if not is_more_than_luck(found):
+        text = f"{first.signal} explains no more of what acceptance varies by than luck would"
+    else:
+        rank = found.rank_correlation
+        if rank.high < 0:
+            how = "the more uncertain the draft, the fewer tokens are accepted"
+        elif rank.low > 0:
+            how = "the more uncertain the draft, the more tokens are accepted"
+        else:
+            how = "not in one direction, so a single threshold says little"
+        text = f"{first.signal} explains {100 * found.share.median:.0f} % of what acceptance varies by: {how}"
+    known = [(c.association.share.median, c.signal) for c in curves if c.association is not None]
+    most, signal = max(known)
+    return f"{text}; {signal} explains most, {100 * most:.0f} %" if signal != first.signal else text
 
 
 def picture(image: Image.Image) -> Text:
@@ -165,18 +290,39 @@ def stats_table(generation: Generation, policy: CompiledPolicy, digest: str) -> 
     return table
 
 
-def models_table(specs: list[PairSpec]) -> Table:
-    table = Table("name", "target", "draft", "dtype", "backend", "modalities", "weights GiB", "note")
+def models_table(specs: list[PairSpec], memory_bytes: int | None) -> Table:
+    """Registered pairs; `memory_bytes` is what this machine's device has for weights."""
+    table = Table(caption="a pair without calibration prompts of its own needs --data", caption_justify="left")
+    table.add_column("name", no_wrap=True)
+    table.add_column("target, draft", no_wrap=True)
+    for name in ("reads", "engines", "GiB", "fits\nhere", "note"):
+        table.add_column(name)
     for spec in specs:
-        sources = [source.hub or f"embedded {source.path}" for source in (spec.target, spec.draft)]
-        modalities = ", ".join(spec.modalities)
-        table.add_row(spec.name, *sources, spec.dtype, spec.backend, modalities, f"{spec.weights_gib:g}", spec.note)
+        weights = needed_gib(spec, spec.dtype)
+        fits = memory_bytes is None or weights <= memory_bytes / (1 << 30)
+        graph = spec.family is None or not FAMILIES[spec.family].no_graph
+        table.add_row(
+            spec.name,
+            f"{spec.target.label()}\n{spec.draft.label()}",
+            "\n".join(spec.modalities),
+            "torch\nonnx" if graph else "torch",
+            f"{weights:.3g}\n{spec.dtype}",
+            "yes" if fits else "no",
+            spec.note,
+        )
     return table
 
 
-def gpus_table(specs: list[GpuSpec]) -> Table:
-    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "source")
+def gpus_table(specs: list[GpuSpec], here: set[str]) -> Table:
+    """Registered devices, those of this machine marked."""
+    table = Table("name", "product", "memory GiB", "GB/s", "dense bf16 TFLOP/s", "here", "source")
     for spec in specs:
         figures = (spec.memory_gib, spec.bandwidth_gb_per_s, spec.dense_bf16_tflops)
-        table.add_row(spec.name, spec.product, *("–" if v is None else f"{v:g}" for v in figures), spec.source)
+        table.add_row(
+            ", ".join((spec.name, *spec.aliases)),
+            spec.product,
+            *("–" if v is None else f"{v:g}" for v in figures),
+            "yes" if spec.name in here else "",
+            spec.source,
+        )
     return table

@@ -215,25 +215,6 @@ def joint_depths(
         depths, rate = levels + 1, improved
 
 
-def starting_depths(
-    acceptance: Sequence[float],
-    level_ns: Sequence[float],
-    round_ns: float,
-    plain_ns: float,
-    *,
-    shares: Sequence[float] | None = None,
-    decay: float = 1.0,
-) -> tuple[int, ...]:
-    """`joint_depths` from one acceptance per signal bin: where a search should place its first trials.
-
-    `acceptance` [bins] is the probability that the first token of a chain is accepted in a bin, `decay` what each
-    further level multiplies it by; times in ns as in `joint_depths`. The model sees neither trees, nor early stops,
-    nor that deeper rounds begin at other positions: the depths are a start, not a result.
-    """
-    reach = np.array([reach_probabilities(p, len(level_ns), decay) for p in acceptance])
-    return joint_depths(reach, level_ns, round_ns, plain_ns, shares=shares)
-
-
 def _least_entropy(cap: float) -> float:
     """Least entropy in nats of a distribution without a probability above `cap`, 0 < cap <= 1."""
     full = math.floor(1.0 / cap)

@@ -7,47 +7,40 @@ in the deepest tree of their width, which is why replay is exact. Columns: `prof
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
-from profiles.errors import BadInput, ProfileError
+from profiles.errors import BadInput
 from profiles.policy import DraftRule
 from profiles.sampling import Sampling
-from profiles.store import atomic_path, parse, read_json, write_json
-from profiles.trace_schema import SampleRecord, TraceManifest
+from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
 from runtime.drafting import descend
 from runtime.pair import Pair
+from runtime.policy.signals import entropy_nats
 from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 from runtime.records import Generation
 from runtime.sampling import shaped
 from tuner.calibration import Sample
 from tuner.timing import Budget
+from tuner.trace_store import TraceStore
 
 ROWS_PER_PASS = 96
 """Drafted rows of a recording pass. More rows share a pass's overhead, but its mask grows with their square."""
-METADATA_KEY = "sage_tune.sample"
 
 
 class Recorder:
-    """Writes one Parquet part per sample into `folder`; parts that are already there are not recorded again."""
+    """Writes one Parquet part per sample; parts that are already there are not recorded again."""
 
-    def __init__(self, pair: Pair, folder: Path, manifest: TraceManifest) -> None:
-        """Raises ProfileError when the folder holds a record made under another manifest."""
-        self._pair, self._folder, self._manifest = pair, folder, manifest
-        path = folder / "manifest.json"
-        if path.exists():
-            saved = read_json(path, TraceManifest)
-            if saved != manifest:
-                raise ProfileError(f"{folder} holds another record: {_difference(saved, manifest)}")
-        else:
-            write_json(path, manifest)
+    def __init__(self, pair: Pair, location: str | Path, manifest: TraceManifest) -> None:
+        """`location` is a folder or a URL. Raises ProfileError when a record made under another manifest lies there."""
+        self._pair, self._manifest = pair, manifest
+        self.store = TraceStore(location)
+        self.store.claim(manifest)
 
     def record_all(
         self,
@@ -61,9 +54,9 @@ class Recorder:
         Returns the number of samples now on record and the reasons of skipped ones.
         """
         on_record, skipped = 0, []
+        missing = set(self.store.missing([sample.id for sample in samples]))
         for sample in samples:
-            path = part_path(self._folder, sample.id)
-            if not path.exists():
+            if sample.id in missing:
                 if budget.expired:
                     break
                 try:
@@ -75,7 +68,7 @@ class Recorder:
                     skipped.append(str(error))
                     on_sample(sample)
                     continue
-                _write_part(path, record, columns)
+                self.store.write(record, columns)
             on_record += 1
             on_sample(sample)
         return on_record, skipped
@@ -113,7 +106,8 @@ class Recorder:
         rows = session.forward(output[:-1], np.arange(start, start + roots), causal(roots, start))
         kept = manifest.signal_logprobs
         tokens, logprobs = rows.top(max(widest, kept))
-        hit = tokens == output[1:, None]
+        # what the draft's filters leave out is never proposed, wherever it is ranked
+        hit = (tokens == output[1:, None]) & np.isfinite(logprobs)
         columns: dict[str, np.ndarray] = {
             "position": np.arange(roots),
             "root_logprobs": logprobs[:, :kept],
@@ -125,7 +119,7 @@ class Recorder:
             chunk = max(ROWS_PER_PASS // rule.width, 1)
             for first in range(0, roots, chunk):
                 at = np.arange(first, min(first + chunk, roots))
-                parts.append(grow_at(session, len(prompt), output, at, tokens, logprobs, rule, manifest.depth))
+                parts.append(grow_at(session, len(prompt), output, at, tokens, logprobs, rule, manifest.depth, kept))
                 session.keep(start + roots, [])
             for name in parts[0]:
                 columns[f"{rule.stem()}.{name}"] = np.concatenate([part[name] for part in parts])
@@ -152,16 +146,21 @@ def grow_at(
     root_logprobs: FloatArray,
     rule: DraftRule,
     depth: int,
+    kept: int,
 ) -> dict[str, np.ndarray]:
     """Grow the deepest tree of `rule` at output positions `at` together; the session holds prompt and output.
 
     Shapes: output [T], root_tokens and root_logprobs [T - 1, k]. Returns the rule's columns, one row per
-    position. The session keeps the drafted rows; the caller drops them. Nodes that the rule leaves out of a
-    frontier are run with the others, since trees share a pass, and their children are struck out.
+    position; entropies come from the `kept` <= k best log-probabilities. The session keeps the drafted rows; the
+    caller drops them. Nodes that the rule leaves out of a frontier are run with the others, since trees share a
+    pass, and their children are struck out.
     """
     trees, width = len(at), rule.width
     prefix = session.length
     columns = _empty_columns(trees, width, depth)
+    if rule == CHAIN:
+        columns["frontier_entropy"] = np.full((trees, depth), np.nan, np.float32)
+        columns["frontier_entropy"][:, 0] = entropy_nats(root_logprobs[at, :kept])
     child_tokens, child_logprobs = root_tokens[at, None, :width], root_logprobs[at, None, :width]
     scores = own = np.zeros((trees, 1), dtype=np.float32)
     visible = np.zeros((trees, 0), dtype=np.bool_)
@@ -190,9 +189,11 @@ def grow_at(
             np.repeat(prompt_tokens + at + level, frontier),
             np.concatenate([np.repeat(prefix_visible, frontier, axis=0), visible], axis=1),
         )
-        below_tokens, below_logprobs = rows.top(width)
-        child_tokens = below_tokens.reshape(trees, frontier, width)
-        child_logprobs = below_logprobs.reshape(trees, frontier, width)
+        below_tokens, below_logprobs = rows.top(kept if rule == CHAIN else width)
+        if rule == CHAIN:
+            columns["frontier_entropy"][:, level] = entropy_nats(below_logprobs)
+        child_tokens = below_tokens[:, :width].reshape(trees, frontier, width)
+        child_logprobs = below_logprobs[:, :width].reshape(trees, frontier, width)
     return columns
 
 
@@ -236,36 +237,3 @@ def _note_true_path(
     in_frontier = present & (place < rows_kept)
     columns["in_frontier"][:, i] = in_frontier
     return np.where(in_frontier, place, -1)
-
-
-def part_path(folder: Path, sample_id: str) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in sample_id)
-    return folder / "parts" / f"{safe}.parquet"
-
-
-def _write_part(path: Path, record: SampleRecord, columns: dict[str, np.ndarray]) -> None:
-    frame = pl.DataFrame(
-        {
-            name: pl.Series(name, column.reshape(len(column), -1) if column.ndim > 2 else column)
-            for name, column in columns.items()
-        }
-    )
-    with atomic_path(path) as temporary:
-        frame.write_parquet(temporary, compression="zstd", metadata={METADATA_KEY: record.model_dump_json()})
-
-
-def read_part(path: Path) -> tuple[SampleRecord, pl.DataFrame]:
-    """One sample's record. Raises ProfileError when the part is damaged or is not ours."""
-    try:
-        metadata = pl.read_parquet_metadata(path)
-        frame = pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise ProfileError(f"{path} cannot be read ({error}); delete it and profile again to record it") from error
-    if METADATA_KEY not in metadata:
-        raise ProfileError(f"{path} is not a trace part: its metadata has no '{METADATA_KEY}'")
-    return parse(SampleRecord, json.loads(metadata[METADATA_KEY]), str(path)), frame
-
-
-def _difference(saved: TraceManifest, asked: TraceManifest) -> str:
-    a, b = saved.model_dump(), asked.model_dump()
-    return "; ".join(f"{key} saved {a[key]!r}, asked {b[key]!r}" for key in a if a[key] != b[key])

@@ -1,4 +1,4 @@
-"""The `tune` command: replay, search, confirm live, decide, freeze."""
+"""The `tune` command: replay, search, compute, confirm live, decide, freeze."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from pathlib import Path
 import numpy as np
 
 from profiles.config import TuneConfig
-from profiles.errors import Inconclusive
-from profiles.measurement import PolicyResult
 from profiles.policy_profile import PolicyProfile
-from profiles.store import PROFILE_SUFFIX, save_profile, write_json
+from profiles.store import PROFILE_SUFFIX, save_profile
 from runtime.pair import Pair
 from tuner.calibration import Sample, Split
-from tuner.confirm import Arm, Comparison, Job, compare, winner
+from tuner.comparison import Arm, Comparison, Job
+from tuner.confirm import Confirmation, confirm
+from tuner.contest import Contest, hold_contest
 from tuner.freeze import Decision, freeze
-from tuner.outcomes import Record, load_record, trace_digest
+from tuner.live import LiveRunner
+from tuner.outcomes import Record
+from tuner.policy_search import search_policies, search_share
 from tuner.profiling import samples_of
 from tuner.progress import Progress
 from tuner.replay import Replay
-from tuner.run_folder import RunFolder
-from tuner.search import Search
+from tuner.run_folder import RunFolder, RunRow
+from tuner.scoreboard import scoreboard
 from tuner.timing import Budget
+from tuner.trace_store import load_record
 from tuner.yardsticks.base import Arena, TablePolicy
-from tuner.yardsticks.single import PLAIN, STATIC, best_chain, best_static, plain, stopping_tiers
+from tuner.yardsticks.sage_paper import SAGE_PAPER
+from tuner.yardsticks.single import CHAIN, PLAIN, STATIC
 
-TUNED = "tuned"
+LIVE_YARDSTICKS = (PLAIN, CHAIN, STATIC, SAGE_PAPER)
+"""Yardsticks that are measured beside our own policies, where the grid has room for them."""
 
 
 @dataclass(frozen=True)
@@ -48,63 +53,31 @@ def tune(
     Raises Inconclusive when the budget ends before every arm ran on three prompts of each held-out split.
     """
     record, table, curves = load_record(run.trace), run.costs(), run.curves()
-    replay = Replay(record, table)
-    arena = Arena(replay, config.grid)
+    # sizes that ran out of memory were not timed: no yardstick and no trial may ask for them
+    arena = Arena(Replay(record, table), config.grid.restricted(table.sizes("verify")))
+    search, trials = search_policies(config, run.study_place(config), run.trace, arena, search_share(budget), progress)
+    contest = hold_contest(arena, search, config.confirm.finalists, progress)
+
     samples = {sample.id: sample for sample in samples_of(config, pair.spec)}
+    choosing = _jobs(pair, record, samples, "select", config.confirm.select_prompts)
+    reporting = _jobs(pair, record, samples, "report", config.confirm.report_prompts)
+    runner = LiveRunner(pair, arena.replay, np.array([job.sample for job in choosing + reporting], dtype=np.int64))
+    yardsticks = [_arm(known) for name in LIVE_YARDSTICKS if (known := contest.yardstick(name))]
+    searched = [_arm(policy, f"{policy.name} {i}") for i, policy in enumerate(contest.searched, start=1)]
+    computed = [_arm(policy) for policy in contest.computed]
+    found = confirm(runner, yardsticks, searched, computed, choosing, reporting, config.confirm, budget, progress)
+    decision = _decide(contest, found)
 
-    chain, static, search, trials = _search(config, run, arena, budget, progress)
-    finalists = [
-        Arm(f"{TUNED} {i + 1}", c.source, arena.compiled(c.source))
-        for i, c in enumerate(search.candidates(4 * config.confirm.finalists))
-        if arena.compiled(c.source).verdict() == "adaptive"
-    ][: config.confirm.finalists]
-    fixed = [Arm(p.name, p.source, p.policy) for p in (plain(arena), chain, static)]
-
-    limits = config.confirm
-    choosing = _jobs(pair, record, samples, "select", limits.select_prompts)
-    reporting = _jobs(pair, record, samples, "report", limits.report_prompts)
-    plain_and_static = [arm for arm in fixed if arm.name in (PLAIN, STATIC)]
-    with progress.task("choosing, live", len(choosing)) as advance:
-        # the report needs its time too: choosing may take up to its share of prompts
-        share = Budget(budget.left_s * len(choosing) / (len(choosing) + len(reporting)))
-        selection = compare(
-            pair, [*plain_and_static, *finalists], choosing, replay, limits.repeats, share, lambda: advance(1)
-        )
-    _require_prompts(selection, "select")
-    choice, reason, _ = winner(selection, STATIC, [arm.name for arm in finalists], limits.resamples)
-
-    # the tuned policy is reported even when it does not ship
-    best = _best_finalist(selection, finalists, choice, limits.resamples)
-    arms = fixed + ([Arm(TUNED, best.source, best.policy)] if best else [])
-    with progress.task("reporting, live", len(reporting)) as advance:
-        report = compare(pair, arms, reporting, replay, limits.repeats, budget, lambda: advance(1))
-    _require_prompts(report, "report")
-    shipped, reason = _confirmed(report, choice, reason, limits.resamples)
-    decision = _decide(replay, report, arms, shipped, reason, limits.resamples)
-
-    profile = freeze(pair, config, run, record, replay, curves, search, decision, command_line)
+    profile = freeze(pair, config, run, record, arena.replay, curves, search, decision, command_line)
     path = run.path / f"{profile.name}{PROFILE_SUFFIX}"
     sealed = save_profile(profile, path)
-    write_json(run.path / "confirm.json", {"select": _raw(selection, record), "report": _raw(report, record)})
-    return Tuned(sealed, path, trials, selection, report)
+    comparisons = {"select": found.selection, "report": found.report}
+    run.save_confirmation({k: _summary(v, record) for k, v in comparisons.items()}, _run_rows(comparisons, record))
+    return Tuned(sealed, path, trials, found.selection, found.report)
 
 
-def _search(
-    config: TuneConfig, run: RunFolder, arena: Arena, budget: Budget, progress: Progress
-) -> tuple[TablePolicy, TablePolicy, Search, int]:
-    """The best chain, the best static tier, the finished study and its number of trials."""
-    with progress.task("replaying yardsticks", 2) as advance:
-        static = best_static(arena)
-        advance(1)
-        chain = best_chain(arena) or static
-        advance(1)
-    key = {"trace": trace_digest(run.trace), "costs": run.costs().model_dump_json()}
-    search = Search(run.journal, config.grid, config.search, arena.replay, key)
-    baselines = [chain.source.tiers[0], static.source.tiers[0]]
-    baselines += stopping_tiers(static.source.tiers[0], config.search.stops)
-    with progress.task("searching policies", config.search.trials) as advance:
-        trials = search.run(baselines, Budget(budget.left_s / 2), lambda done, best: advance(1))
-    return chain, static, search, trials
+def _arm(policy: TablePolicy, name: str | None = None) -> Arm:
+    return Arm(name or policy.name, policy.source, policy.policy)
 
 
 def _jobs(pair: Pair, record: Record, samples: dict[str, Sample], split: Split, limit: int) -> list[Job]:
@@ -120,69 +93,46 @@ def _jobs(pair: Pair, record: Record, samples: dict[str, Sample], split: Split, 
     ]
 
 
-def _require_prompts(comparison: Comparison, split: str) -> None:
-    if len(comparison.samples) < 3:
-        raise Inconclusive(
-            f"only {len(comparison.samples)} prompts of the {split} split were compared before the budget ended; "
-            "run the command again with a larger --budget"
-        )
-
-
-def _confirmed(report: Comparison, choice: str, reason: str, resamples: int) -> tuple[str, str]:
-    """What the selection prompts chose must hold on the report prompts as well; they can only take away."""
-    chosen = choice if choice in (PLAIN, STATIC) else TUNED
-    if chosen == PLAIN:
-        return PLAIN, reason
-    held, held_reason, _ = winner(report, STATIC, [TUNED] if chosen == TUNED else [], resamples)
-    if held == chosen:
-        return chosen, held_reason if chosen == TUNED else reason
-    return held, f"not confirmed on the report prompts: {held_reason}"
-
-
-def _best_finalist(comparison: Comparison, finalists: list[Arm], choice: str, resamples: int) -> Arm | None:
-    chosen = [arm for arm in finalists if arm.name == choice]
-    if chosen or not finalists:
-        return chosen[0] if chosen else None
-    return max(finalists, key=lambda arm: comparison.speedup(arm.name, STATIC, resamples).low)
-
-
-def _decide(replay: Replay, report: Comparison, arms: list[Arm], shipped: str, reason: str, resamples: int) -> Decision:
+def _decide(contest: Contest, found: Confirmation) -> Decision:
     """Rows of the final table on the report prompts, where no choice was made."""
-    samples = np.array(report.samples, dtype=np.int64)
-    results = []
-    for arm in arms:
-        walk = replay.walk(arm.policy, samples)
-        results.append(
-            PolicyResult(
-                name=arm.name,
-                tiers=tuple(tier.label() for tier in arm.source.tiers),
-                verdict=arm.policy.verdict(),
-                acceptance_length=walk.acceptance_length,
-                rounds=walk.rounds,
-                speedup_replayed=float(replay.plain_time_ns(samples).sum() / walk.time_ns.sum()),
-                speedup_measured=report.speedup(arm.name, PLAIN, resamples),
-            )
-        )
-    best = TUNED if any(arm.name == TUNED for arm in arms) else STATIC
+    report = found.report
+    reported = {arm.name: arm for arm in report.arms}
+    # the row of the search is the finalist that went on to the report
+    contestants = [
+        TablePolicy(c.name, reported[c.name].source, contest.arena) if c.name in reported else c
+        for c in contest.everyone()
+    ]
+    measured = {name: report.speedup(name, PLAIN) for name in reported}
     return Decision(
-        shipped=next(arm for arm in arms if arm.name == shipped),
-        reason=reason,
-        results=tuple(results),
-        speedup=report.speedup(shipped, PLAIN, resamples),
-        request_speedup=report.request_speedup(shipped, PLAIN, resamples),
-        gain_over_static=report.speedup(best, STATIC, resamples),
+        shipped=reported[found.shipped],
+        reason=found.reason,
+        results=scoreboard(contestants, contest.arena, np.array(report.samples, dtype=np.int64), measured),
+        speedup=report.speedup(found.shipped, PLAIN),
+        request_speedup=report.request_speedup(found.shipped, PLAIN),
+        gain_over_static=found.gain,
         comparison=report,
     )
 
 
-def _raw(comparison: Comparison, record: Record) -> dict[str, object]:
+def _summary(comparison: Comparison, record: Record) -> dict[str, object]:
     """Everything that the intervals were computed from."""
     return {
         "prompts": [record.samples[i].id for i in comparison.samples],
-        "decode_ns": comparison.times_ns,
-        "request_ns": comparison.request_ns,
+        "decode_ns": {name: times.tolist() for name, times in comparison.decode_ns.items()},
+        "request_ns": {name: times.tolist() for name, times in comparison.request_ns.items()},
         "policies": {arm.name: arm.source.model_dump(mode="json") for arm in comparison.arms},
         "tokens_compared": comparison.tokens,
         "near_ties": comparison.near_ties,
         "rounds_equal_share": comparison.rounds_equal_share,
     }
+
+
+def _run_rows(comparisons: dict[str, Comparison], record: Record) -> list[RunRow]:
+    """Every run that was counted."""
+    return [
+        (split, record.samples[sample].id, name, number, int(run.prefill_ns), [int(ns) for ns in run.rounds_ns])
+        for split, comparison in comparisons.items()
+        for name, prompts in comparison.runs.items()
+        for sample, runs in zip(comparison.samples, prompts, strict=True)
+        for number, run in enumerate(runs)
+    ]

@@ -22,7 +22,15 @@ from tuner.cost_model import Floats
 from tuner.drafts import Ints
 from tuner.space import SearchSpace
 from tuner.yardsticks.base import Arena, TablePolicy
-from tuner.yardsticks.single import best_chain, best_single, best_static, chain_tiers, static_policy, stopping_tiers
+from tuner.yardsticks.single import (
+    best_chain,
+    best_single,
+    best_static,
+    chain_tiers,
+    grid_tiers,
+    static_policy,
+    stopping_tiers,
+)
 
 MAX_CELLS = 4
 """Most bins of a first trial; more cells leave too few prompts in each."""
@@ -36,7 +44,7 @@ def first_trials(arena: Arena, space: SearchSpace, search: SearchConfig) -> list
     stopping = best_stopping(arena, shapes, search.stops)
     singles = [*shapes, *stopping]
     trials = [space.single(tier) for tier in singles]
-    tiers = [*arena.actions.tiers, *stopping]
+    tiers = [*grid_tiers(arena.grid), OFF, *stopping]
     costs = _Costs(arena, tiers, _token_ns(arena, singles))
     for signal in _signals(search, arena):
         for bins in range(2, min(search.max_bins, MAX_CELLS) + 1):

@@ -36,6 +36,8 @@ class ModelFiles:
     threads: int
     graph_folder: Path | None = None
     """Folder of the exported step graph, for engines that need one."""
+    device_map: str | None = None
+    """How transformers spreads the layers over devices; None puts the model on `device` alone."""
 
 
 class Rows(ABC):
@@ -163,6 +165,10 @@ class Model(ABC):
     token_limit: int
     """Ids from here on are never proposed: padding of the head, or unknown to the other model."""
     max_positions: int
+    device_map: str | None = None
+    """How its layers were spread over devices, None for a model on one device."""
+    devices: int = 1
+    """Devices that its layers are on."""
 
     @abstractmethod
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:

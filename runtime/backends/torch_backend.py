@@ -2,12 +2,15 @@
 
 Facts this file stands on (checked with transformers 5.24): an additive float mask [1, 1, n, past + n] with the
 dtype's minimum passes through sdpa and eager attention alike, a bool mask is silently wrong under eager;
-positions must always be explicit; the M-RoPE offset is state of the model and is copied per session.
+positions must always be explicit; pictures and `mm_token_type_ids` go into the prefill only; the M-RoPE offset is
+state of the model: it is cleared before a prefill, or a prompt without pictures would find that of the request
+before, and copied per session.
 """
 
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from typing import Any, final
 
 import torch
@@ -88,13 +91,14 @@ class TorchSession(Session):
                 cached = getattr(layer, name)
                 kept = cached[:, :, : base + len(rows)]
                 if not consecutive:
+                    index = index.to(cached.device)  # layers may be spread over devices
                     kept = torch.cat([cached[:, :, :base], cached.index_select(2, index)], dim=2)
                 setattr(layer, name, kept)
 
 
 @final
 class TorchModel(Model):
-    """A Hugging Face model on one device."""
+    """A Hugging Face model, on one device or spread over several by transformers' own device map."""
 
     backend = "torch"
 
@@ -103,32 +107,42 @@ class TorchModel(Model):
             raise HardwareMissing(f"device '{files.device}' was asked for, but torch sees no CUDA device")
         self.backend_version = torch.__version__
         self.dtype = files.dtype
-        self.device = torch.device(files.device)
         self.torch_dtype: torch.dtype = getattr(torch, files.dtype)
         if files.device == "cpu":
             torch.set_num_threads(files.threads)
-        self.model = load_transformers(files).to(self.device)
+        self.model = load_transformers(files)
+        if files.device_map is None:
+            self.model = self.model.to(files.device)
+        else:
+            self.device_map = files.device_map
+            self.devices = spread(self.model, files)
+        self.device = self.model.get_input_embeddings().weight.device
         text = self.model.config.get_text_config()
-        if getattr(text, "sliding_window", None) and "sliding_attention" in getattr(text, "layer_types", []):
-            raise BadInput(f"{files.source} has sliding-window layers, whose tree masks are not supported")
+        require_full_attention(text, files.source)
         self.vocab_size = self.token_limit = int(text.vocab_size)
         self.max_positions = int(text.max_position_embeddings)
         self.cache_argument = cache_argument(self.model)
+        # the inner model of an M-RoPE family remembers the offset of the last prefill
+        inner = getattr(self.model, "model", None)
+        self._rope = inner if hasattr(inner, "rope_deltas") else None
 
     def rows(self, logits: torch.Tensor) -> Rows:
         logits = logits[:, : self.token_limit]
-        if self.device.type == "cpu":
+        if logits.device.type == "cpu":
             return NumpyRows(logits.float().numpy())
-        torch.cuda.synchronize(self.device)
+        torch.cuda.synchronize(logits.device)
         return TorchRows(logits)
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
         self.check_capacity(len(prompt), capacity, positions)
         cache = DynamicCache(config=self.model.config.get_text_config())
         vision = {
-            name: value.to(self.device, self.torch_dtype) if value.is_floating_point() else value.to(self.device)
+            # pixels take the model's precision; other numbers (grids, seconds per frame) keep their own
+            name: value.to(self.device, self.torch_dtype if name.startswith("pixel_values") else None)
             for name, value in prompt.vision.items()
         }
+        if self._rope is not None:
+            self._rope.rope_deltas = None
         with torch.inference_mode():
             out = self.model(
                 input_ids=torch.from_numpy(prompt.input_ids)[None].to(self.device),
@@ -137,22 +151,57 @@ class TorchModel(Model):
                 **{self.cache_argument: cache},
                 **vision,
             )
-        deltas = getattr(getattr(self.model, "model", None), "rope_deltas", None)
+        deltas = None if self._rope is None else self._rope.rope_deltas
         rope_delta = 0 if deltas is None else int(deltas.flatten()[0])
         return TorchSession(self, cache, len(prompt), capacity, rope_delta), self.rows(out.logits[0])
 
 
 def load_transformers(files: ModelFiles) -> Any:
-    """The transformers model of a folder or hub id, in evaluation mode, sdpa attention, no remote code."""
+    """The transformers model of a folder or hub id, in evaluation mode, sdpa attention, no remote code.
+
+    Raises BadInput when weights are missing, or a device map is asked for without the package that it needs.
+    """
     config = AutoConfig.from_pretrained(files.source, revision=files.revision)
     kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-    model = kind.from_pretrained(
-        files.source,
-        revision=files.revision,
-        dtype=getattr(torch, files.dtype),
-        attn_implementation="sdpa",
-    )
+    placement = {}
+    if files.device_map is not None:
+        if find_spec("accelerate") is None:
+            raise BadInput("a device map needs a package that is not installed: pip install 'sage_tune[multi-gpu]'")
+        placement["device_map"] = files.device_map
+    try:
+        model = kind.from_pretrained(
+            files.source,
+            revision=files.revision,
+            dtype=getattr(torch, files.dtype),
+            attn_implementation="sdpa",
+            **placement,
+        )
+    except OSError as error:
+        raise BadInput(f"{files.source} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     return model.eval()
+
+
+def spread(model: Any, files: ModelFiles) -> int:
+    """How many devices a device map put layers on. Raises HardwareMissing when some were left to host memory or
+    disk: every pass would wait for them, and no measured time would mean anything."""
+    # transformers keeps the map on the model only when it names more than one device
+    placed = getattr(model, "hf_device_map", None) or {"the whole model": model.get_input_embeddings().weight.device}
+    offloaded = sorted(name for name, device in placed.items() if str(device) in ("cpu", "disk"))
+    if files.device != "cpu" and offloaded:
+        raise HardwareMissing(
+            f"device map '{files.device_map}' left {len(offloaded)} parts of {files.source} in host memory or on disk "
+            f"({offloaded[0]}, ...); the devices are too small for it"
+        )
+    return len({str(device) for device in placed.values()})
+
+
+def require_full_attention(text: Any, source: str) -> None:
+    """Raises BadInput for layers that a tree mask does not reach: sliding windows, recurrences, chunks."""
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if not kinds and getattr(text, "layer_types", None) is None and getattr(text, "sliding_window", None):
+        kinds = {"sliding_attention"}
+    if kinds:
+        raise BadInput(f"{source} has {', '.join(sorted(kinds))} layers, whose tree masks are not supported")
 
 
 def cache_argument(model: Any) -> str:

@@ -33,6 +33,19 @@ def entropy(top_logprobs: Array, top_k: int) -> npt.NDArray[np.float64]:
     return value
 
 
+def entropy_nats(top_logprobs: Array) -> npt.NDArray[np.float64]:
+    """[..., K] best log-probabilities -> [...] entropy in nats, all other tokens counted as one.
+
+    Splitting the rest could only add: this is the entropy of the whole distribution where the K best hold its
+    mass, and a lower bound elsewhere.
+    """
+    logprobs = np.maximum(np.asarray(top_logprobs, dtype=np.float64), -700.0)
+    p = np.exp(logprobs)
+    rest = np.maximum(1.0 - p.sum(axis=-1), 0.0)
+    value: npt.NDArray[np.float64] = -(p * logprobs).sum(axis=-1) - rest * np.log(np.where(rest > 0.0, rest, 1.0))
+    return value
+
+
 def of_target(kind: SignalKind) -> bool:
     """True for a signal of the target's distribution at the bonus token, False for one of the draft's root."""
     return kind == "target_entropy"

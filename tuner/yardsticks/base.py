@@ -10,7 +10,6 @@ from typing import Protocol
 from profiles.config import GridConfig
 from profiles.policy import CompiledPolicy, PolicySource
 from runtime.policy.compile import compile_policy
-from tuner.actions import ActionTable
 from tuner.drafts import Ints
 from tuner.replay import Agent, Replay, Walk
 
@@ -26,10 +25,6 @@ class Arena:
     def tune(self) -> Ints:
         """Samples that a yardstick may be fitted on."""
         return self.replay.record.split_samples("tune")
-
-    @cached_property
-    def actions(self) -> ActionTable:
-        return ActionTable(self.replay, self.grid)
 
     def compiled(self, source: PolicySource) -> CompiledPolicy:
         return compiled(source, self.grid, self.replay)
@@ -63,7 +58,7 @@ Fit = Callable[[Arena], Contestant | None]
 
 @dataclass(frozen=True)
 class TablePolicy:
-    """A policy that the runtime can run as it is."""
+    """A policy that the runtime can run as it is, live as in replay."""
 
     name: str
     source: PolicySource
@@ -90,7 +85,8 @@ class TablePolicy:
 
 @dataclass(frozen=True)
 class PositionRule:
-    """A rule whose round depends on the position alone: `rows` [N] are registered kinds of round."""
+    """A rule whose round depends on the position alone: `rows` [N] are registered kinds of round. Replay only: the
+    runtime decides by tables, gates and growth trees and has no such rule."""
 
     name: str
     detail: str
@@ -103,7 +99,8 @@ class PositionRule:
 
 @dataclass(frozen=True)
 class LearningRule:
-    """A rule that learns while it decodes: a fresh agent for every walk, outputs in order."""
+    """A rule that learns while it decodes: a fresh agent for every walk, outputs in order. Replay only: a frozen
+    profile has nothing that learns."""
 
     name: str
     detail: str

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from profiles.config import GridConfig
 from profiles.policy import PolicySource, Tier
 from runtime.decode import OFF
-from tuner.actions import grid_tiers
 from tuner.yardsticks.base import Arena, TablePolicy
 
 PLAIN, CHAIN, STATIC = "plain", "best chain", "best static"
@@ -38,6 +37,16 @@ def best_chain(arena: Arena) -> TablePolicy | None:
 def best_static(arena: Arena) -> TablePolicy:
     """The fastest fixed shape: what an adaptive policy has to beat."""
     return best_single(STATIC, grid_tiers(arena.grid), arena)
+
+
+def grid_tiers(grid: GridConfig) -> list[Tier]:
+    """Every fixed shape of the grid that leaves no verify slot idle."""
+    return [
+        Tier(depth=depth, width=width, nodes=nodes)
+        for width in grid.widths
+        for depth in range(1, grid.depth + 1)
+        for nodes in grid.node_counts(depth, width)
+    ]
 
 
 def chain_tiers(grid: GridConfig) -> list[Tier]:
