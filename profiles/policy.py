@@ -140,9 +140,7 @@ class Tier(Frozen):
             text += f",{self.rule.kind}" + (f" {self.rule.mu:g}" if self.rule.mu else "")
         if self.stop:
             text += f",stop {self.stop:g}"
-        elif any(self.stops):
-            text += ",stop by level"
-        return text + (",keep by level" if any(self.keep) else "")
+        return text + (",gated" if any(self.stops) or any(self.keep) else "")
 
 
 def pool_size(depth: int, width: int) -> int:

@@ -87,6 +87,8 @@ class Evidence(Frozen):
     speedup_replayed: float
     prediction_error: float
     """`replayed / measured - 1` of the shipped policy on the report prompts."""
+    prediction_bound: float = 0.1
+    """Beyond this the cost table does not describe the machine as it was during the comparison."""
     acceptance_length: float
     lossless_tokens: Annotated[int, Field(ge=0)]
     """Tokens of the confirmation that were compared with plain decoding, all equal."""

@@ -64,8 +64,13 @@ def test_profile_then_tune_freezes_a_profile(tuned: tuple[Path, dict[str, object
     assert set(document["speedup"]) == {"median", "low", "high"}  # type: ignore[arg-type]
     profile = load_profile(Path(str(document["profile"])))
     assert profile.digest == document["digest"] and profile.shipped == document["shipped"]
-    names = [result.name for result in profile.evidence.results]
-    assert names[:3] == ["plain", "best chain", "best static tier"]
+    rows = {result.name: result for result in profile.evidence.results}
+    assert list(rows)[:2] == ["plain", "best chain"] and list(rows)[-1] == "oracle"
+    assert {"best static", "sage-paper", "calibrated gates", "growth tree"} <= set(rows)
+    assert profile.evidence.shipped_name in rows and document["shipped_policy"] == profile.evidence.shipped_name
+    for name, row in rows.items():
+        share = row.share_of_oracle
+        assert share is not None and share.median <= 1.0 + 1e-9, f"{name} is faster than the oracle"
     for name in (
         "config.json",
         "costs.json",

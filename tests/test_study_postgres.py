@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from profiles.errors import BadInput, HardwareMissing
 from tests.postgres import PASSWORD, postgres_server, server_programs
-from tests.study_worker import BASELINES, baselines, processes, run_worker, small_replay, worker
+from tests.study_worker import baselines, processes, run_worker, small_replay, worker
 from tests.test_tuner_study import SETTINGS, assert_complete, content, trials_of
 from tuner.replay import Replay
 from tuner.search import WORKER, Search
@@ -21,6 +21,7 @@ from tuner.timing import Budget
 if server_programs() is None:
     pytest.skip("no PostgreSQL server is installed (Debian: apt-get install postgresql)", allow_module_level=True)
 pytest.importorskip("psycopg")
+FEW_DRAWN = SETTINGS.model_copy(update={"trials": 44})  # four of them by the estimator
 THIRTY = SETTINGS.model_copy(update={"trials": 30})
 NAMES = (f"study_{i}" for i in itertools.count())
 
@@ -61,7 +62,7 @@ def test_four_workers_one_of_them_killed_lose_nothing(database: str, replay: Rep
         team[0].join(0.1)
     team[0].kill()
     for process in team:
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in team[1:]] == [0] * 3
     assert_complete(search, 30)
     assert len({t.user_attrs[WORKER] for t in trials_of(search)}) > 1, "one worker did it all"
@@ -69,17 +70,17 @@ def test_four_workers_one_of_them_killed_lose_nothing(database: str, replay: Rep
 
 def test_a_serial_search_is_the_same_in_a_database(database: str, tmp_path: Path, replay: Replay) -> None:
     """Interrupted by a kill, in PostgreSQL, against one that ran through in a file: bit for bit."""
-    process = processes().Process(target=run_worker, args=(database, SETTINGS))
+    process = processes().Process(target=run_worker, args=(database, FEW_DRAWN))
     process.start()
-    watching = worker(database, SETTINGS, replay=replay)
+    watching = worker(database, FEW_DRAWN, replay=replay)
     while finished(watching) < 20:
         process.join(0.05)
     process.kill()
     process.join()
-    resumed = worker(database, SETTINGS, replay=replay)
+    resumed = worker(database, FEW_DRAWN, replay=replay)
     assert len([t for t in trials_of(resumed) if t.state == TrialState.RUNNING]) <= 1
-    assert resumed.run(baselines(resumed), Budget(None)) == 52
-    in_file = worker(tmp_path / "journal", SETTINGS, replay=replay)
+    assert resumed.run(baselines(resumed), Budget(None)) == 44
+    in_file = worker(tmp_path / "journal", FEW_DRAWN, replay=replay)
     in_file.run(baselines(in_file), Budget(None))
     assert content(resumed) == content(in_file)
     assert resumed.record() == in_file.record()
@@ -111,7 +112,7 @@ def test_a_server_that_goes_away_is_one_clear_error(database: str, replay: Repla
     import psycopg
 
     search = worker(database, SETTINGS, replay=replay)
-    search.run(BASELINES[:1], Budget(0.0))
+    search.run(baselines(search)[:1], Budget(0.0))
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
     with pytest.raises(BadInput, match="terminat") as caught:

@@ -18,6 +18,7 @@ from tuner.machine import Device
 from tuner.profiling import profile, samples_of
 from tuner.progress import Progress
 from tuner.run_folder import RunFolder
+from tuner.scoreboard import document
 from tuner.timing import Budget
 from tuner.tuning import Tuned, tune
 
@@ -57,6 +58,8 @@ def result_document(tuned: Tuned) -> dict[str, Any]:
         "tokens_compared": evidence.lossless_tokens,
         "near_ties": evidence.near_ties,
         "shipped": found.shipped,
+        "shipped_policy": evidence.shipped_name,
+        "policies": document(evidence.results),
         "speedup": {
             "median": evidence.speedup.median,
             "low": evidence.speedup.low,
@@ -65,6 +68,7 @@ def result_document(tuned: Tuned) -> dict[str, Any]:
         "request_speedup": evidence.request_speedup.median,
         "speedup_replayed": evidence.speedup_replayed,
         "prediction_error": evidence.prediction_error,
+        "prediction_within_bound": abs(evidence.prediction_error) <= evidence.prediction_bound,
         "gain_over_static": {
             "median": evidence.gain_over_static.median,
             "low": evidence.gain_over_static.low,

@@ -78,6 +78,7 @@ def freeze(
             gain_over_static=decision.gain_over_static,
             speedup_replayed=row.speedup_replayed,
             prediction_error=decision.prediction_error,
+            prediction_bound=config.confirm.prediction_bound,
             acceptance_length=row.acceptance_length,
             lossless_tokens=decision.comparison.tokens,
             near_ties=decision.comparison.near_ties,

@@ -97,6 +97,12 @@ def verdict_lines(profile: PolicyProfile, path: str) -> Text:
         f"replay said {evidence.speedup_replayed:.2f}, measured {evidence.speedup.median:.2f} "
         f"({evidence.prediction_error:+.1%})\n"
     )
+    if abs(evidence.prediction_error) > evidence.prediction_bound:
+        text.append("warning ", style="bold yellow").append(
+            f"that is more than {evidence.prediction_bound:.0%} apart: the machine was not the one that the cost table "
+            "describes. What ships was decided by the measurement, but which policies came so far was not; profile "
+            "again into a new folder when nothing else runs\n"
+        )
     text.append("whole requests ", style="bold").append(
         f"{evidence.request_speedup.text()} times plain decoding, with the prefills of both models\n"
     )

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import product
 
 from tuner.yardsticks.base import Arena, Contestant, LearningRule, best_of
-from tuner.yardsticks.ladder import Rung, fastest_by_depth, ladders
+from tuner.yardsticks.ladder import Rung, fastest_by_depth, ladders, span
 from tuner.yardsticks.single import chain_tiers
 
 ACCEPTANCE_EMA = "acceptance EMA"
@@ -62,7 +62,7 @@ def acceptance_ema(arena: Arena) -> Contestant:
     steps = [tier for tier in chain_tiers(arena.grid) if tier.depth in STEPS]
     rules: list[Contestant] = []
     for ladder in [*([fastest_by_depth(arena, steps)] if steps else []), *ladders(arena)]:
-        rungs = " < ".join(rung.tier.label() for rung in ladder)
+        rungs = span(ladder)
         for weight, lowered in product(WEIGHTS, LOWERED):
             agent = partial(EmaAgent, ladder, weight, DOWN - lowered, UP - lowered)
             detail = f"{rungs}; weight {weight:g}, hystereses lowered by {lowered:g}"

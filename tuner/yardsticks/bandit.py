@@ -18,7 +18,7 @@ import math
 from functools import partial
 
 from tuner.yardsticks.base import Arena, Contestant, LearningRule, best_of
-from tuner.yardsticks.ladder import Rung, ladders
+from tuner.yardsticks.ladder import Rung, ladders, span
 
 BANDIT = "UCB bandit"
 EXPLORATIONS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -63,7 +63,7 @@ def bandit(arena: Arena) -> Contestant:
     plain_ns = float(plain.time_ns.mean())
     rules: list[Contestant] = []
     for ladder in ladders(arena):
-        arms = ", ".join(rung.tier.label() for rung in ladder)
+        arms = span(ladder)
         for exploration in EXPLORATIONS:
             agent = partial(UcbAgent, ladder, plain_ns, exploration)
             rules.append(LearningRule(BANDIT, f"{arms}; c = {exploration:g}", agent, arena))

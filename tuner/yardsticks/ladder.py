@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiles.policy import Tier
@@ -47,3 +48,8 @@ def _beats(other: Rung, rung: Rung) -> bool:
     """Accepts no less in no more time, and is not its equal in both."""
     mine, theirs = (rung.accepted, -rung.round_ns), (other.accepted, -other.round_ns)
     return mine != theirs and theirs[0] >= mine[0] and theirs[1] >= mine[1]
+
+
+def span(ladder: Sequence[Rung]) -> str:
+    """A ladder in a few words: its first and last tier."""
+    return f"{len(ladder)} tiers {ladder[0].tier.label()} to {ladder[-1].tier.label()}"
