@@ -16,7 +16,7 @@ from PIL import Image
 
 from profiles.config import TuneConfig
 from profiles.store import load_profile, write_json
-from tuner.outcomes import load_record
+from tuner.trace_store import load_record
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
