@@ -55,7 +55,7 @@ from commands.options import (
     require_together,
     seconds,
 )
-from profiles.admission import admit
+from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
 from profiles.config import load_config, retuned
 from profiles.config_text import to_toml
 from profiles.errors import BadInput, SageError
@@ -221,12 +221,24 @@ def run(
     ] = None,
     model: Model = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy; without flags as the profile was tuned")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="keep the k most probable tokens, 0 all")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="keep the fewest tokens whose probability reaches p")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of sampling; the same gives the same tokens")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="rounds, acceptance, tiers, digest")] = False,
     as_json: Json = False,
 ) -> None:
     """Decode one request with a frozen profile, streaming."""
     frozen = load_profile(profile_path)
+    sampling = sampling_of(
+        frozen, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
+    )
     from runtime.prompts import ask
 
     request = ask(prompt, image or [], video or [])
@@ -247,16 +259,14 @@ def run(
         },
     )
     pair, config, device = open_configured(config)
-    for note in admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads)):
-        err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+    notes = admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads))
+    notes += sampling_notes(frozen, sampling, pair.repetition_penalty)
     policy = frozen.policy
-    if request.modality not in frozen.regime.modalities:
-        err.print(
-            f"note: tuned for {', '.join(frozen.regime.modalities)}, this request is {request.modality}; using the "
-            f"safe tier ({policy.tiers[policy.safe].label()})",
-            style="yellow",
-        )
+    if reasons := outside_regime(frozen, request.modality, sampling):
+        notes += [f"{reason}; using the safe tier ({policy.tiers[policy.safe].label()})" for reason in reasons]
         policy = policy.model_copy(update={"context_max": 0})
+    for note in notes:
+        err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     generation = generate(
         pair,
         pair.encoder.encode(request),
@@ -264,12 +274,13 @@ def run(
         max_new_tokens=max_new_tokens,
         stop_strings=stop or (),
         on_text=lambda text: print(text, end="", flush=True),
+        sampling=sampling,
     )
     print()
     if stats:
         out.print(stats_table(generation, policy, frozen.digest))
     if as_json:
-        print_json({**generation.document(), "digest": frozen.digest})
+        print_json({**generation.document(), "sampling": sampling.model_dump(), "digest": frozen.digest})
 
 
 @app.command()

@@ -56,9 +56,9 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
         prompt = pair.encoder.encode(sample.request())
         plain = list(recorded.output)
         for source, policy, walk in zip(sources, policies, walks, strict=True):
-            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens)
+            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens, sampling=record.sampling(i))
             counts["tokens"] += len(plain)
-            found = first_divergence(pair, prompt, plain, live.tokens)
+            found = first_divergence(pair, prompt, plain, live.tokens, record.sampling(i))
             if found is not None:
                 if found.verdict == "bug":
                     raise LosslessError(f"{sample.id}, {source.name}: {found}")

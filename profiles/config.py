@@ -17,6 +17,7 @@ from profiles.frozen import Frozen
 from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
 from profiles.sage_paper import SagePaper
+from profiles.sampling import Sampling
 from profiles.store import parse, read_toml
 
 
@@ -245,6 +246,7 @@ class TuneConfig(Frozen):
         Field(gt=0, description="wall-clock bound of a command; it stops cleanly with what it has"),
     ] = None
     data: DataConfig = DataConfig()
+    sampling: Sampling = Sampling()
     grid: GridConfig = GridConfig()
     timing: TimingConfig = TimingConfig()
     search: SearchConfig = SearchConfig()

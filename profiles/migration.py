@@ -10,6 +10,7 @@ from typing import Any
 
 from profiles.policy_profile import DECISION_KEYS, DIGEST_KEYS, SCHEMA_VERSION
 from profiles.provenance import digest
+from profiles.sampling import AS_MADE
 
 Document = dict[str, Any]
 
@@ -42,4 +43,14 @@ def _shipped_row_by_name(raw: Document) -> Document:
     return {**raw, "evidence": {**evidence, "shipped_name": names[0] if names else ""}}
 
 
-_STEPS: dict[int, Callable[[Document], Document]] = {1: _shipped_row_by_name}
+def _sampling_regime(raw: Document) -> Document:
+    """2 to 3: the regime holds the parameters of sampling. Until then there was greedy decoding alone, of the logits as
+    the model made them."""
+    regime = raw.get("regime")
+    if not isinstance(regime, dict):
+        return raw
+    kept = {key: value for key, value in regime.items() if key != "temperature_class"}
+    return {**raw, "regime": {**kept, "sampling": AS_MADE.regime().model_dump(mode="json")}}
+
+
+_STEPS: dict[int, Callable[[Document], Document]] = {1: _shipped_row_by_name, 2: _sampling_regime}

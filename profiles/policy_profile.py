@@ -14,8 +14,9 @@ from profiles.frozen import Frozen
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy import CompiledPolicy, PolicySource
 from profiles.provenance import Fingerprint, digest
+from profiles.sampling import AS_MADE, SamplingRegime
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 DECISION_KEYS: Final = ("schema_version", "pair", "regime", "policy")
 """What `digest` covers; `evidence_digest` covers the rest."""
 DIGEST_KEYS: Final = ("digest", "evidence_digest")
@@ -39,10 +40,10 @@ class PairRecord(Frozen):
 
 
 class Regime(Frozen):
-    """Where the profile holds. Outside it the runtime uses the safe tier (context) or refuses (the rest)."""
+    """Where the profile holds. Outside it the runtime uses the safe tier (`profiles.admission`)."""
 
     modalities: tuple[Literal["text", "image", "video"], ...]
-    temperature_class: Literal["greedy"] = "greedy"
+    sampling: SamplingRegime = AS_MADE.regime()
     context_max: Annotated[int, Field(ge=1)]
     batch: Literal[1] = 1
 
@@ -95,7 +96,7 @@ class Evidence(Frozen):
 
 
 class PolicyProfile(Frozen):
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     name: str
     pair: PairRecord
     regime: Regime

@@ -62,6 +62,8 @@ class PairSpec(Frozen):
     """JSONL of calibration samples, relative to the file that names it."""
     weights_gib: Annotated[float | None, Field(gt=0)] = None
     """Memory that the weights of both models take in `dtype`, when the models do not state it one by one."""
+    without: tuple[str, ...] = ()
+    """Generation settings of the target, by name, that are knowingly not applied (`runtime.processors`)."""
     note: str = ""
     folder: Path = Path()
     """Where relative paths start: the folder of the file that was read."""

@@ -4,6 +4,9 @@ One part per sample, with a row per position p of the target's output, meaning "
 starts here". Columns of a drafting rule carry its stem as prefix (`beam_3.score`). Levels count from 1; arrays have
 one entry per level of the recorded depth D, or per log-probability of the K that are kept.
 
+Under sampling a log-probability is the log softmax of perturbed scores (`runtime.sampling`), and the output's token is
+the target's best by them. What the draft's filters leave out has no rank: it is never proposed.
+
 | column                 | meaning |
 |------------------------|---------|
 | position               | index p of the root token in the output |
@@ -30,6 +33,7 @@ from pydantic import Field
 
 from profiles.frozen import Frozen
 from profiles.policy import DraftRule
+from profiles.sampling import AS_MADE, Sampling
 
 CHAIN: Final = DraftRule(width=1)
 """The rule of linear drafts, which has a column of its own."""
@@ -61,3 +65,6 @@ class TraceManifest(Frozen):
     signal_logprobs: Annotated[int, Field(ge=2)]
     """K: log-probabilities kept per position and model."""
     versions: dict[str, str]
+    sampling: Sampling = AS_MADE
+    """How the outputs were decoded and the draft proposed; every sample has a seed of its own, derived from this one
+    (`Sampling.for_sample`)."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from profiles.errors import BadInput
 from profiles.policy import CompiledPolicy, PolicySource, Tier
+from profiles.sampling import GREEDY, Sampling
 from runtime.backends.base import Rows, Session
 from runtime.drafting import Drafter
 from runtime.output import Output, TextCallback
@@ -26,6 +27,7 @@ from runtime.policy.signals import needs_target, of_round
 from runtime.policy.tree import Pool, Tree, ancestor_mask, padded_size, select
 from runtime.prompts import Prompt
 from runtime.records import Generation, StepRecord
+from runtime.sampling import shaped
 
 OFF = Tier(depth=0, nodes=0)
 
@@ -43,11 +45,14 @@ def generate(
     max_new_tokens: int,
     stop_strings: Sequence[str] = (),
     on_text: TextCallback | None = None,
+    sampling: Sampling = GREEDY,
 ) -> Generation:
-    """Decode one request greedily. The tokens are those of plain decoding, whatever the policy.
+    """Decode one request. The tokens are those of plain decoding under the same sampling and seed, whatever the
+    policy.
 
     Raises BadInput for impossible limits, CapacityError when prompt, output and tree do not fit the model.
     """
+    pair = shaped(pair, sampling)
     output = Output(pair.encoder.tokenizer, pair.eos_ids, max_new_tokens, stop_strings, on_text)
     controller = Controller(policy)
     signal_k, ask_target = _signal_k(policy, pair), needs_target(policy)

@@ -102,6 +102,17 @@ def read_config(spec: PairSpec, source: ModelSource) -> Any:
     return config
 
 
+def generation_settings(source: str, revision: str | None) -> dict[str, Any]:
+    """A model's own generation settings by name; none when it ships none."""
+    from transformers import GenerationConfig
+
+    try:
+        settings: dict[str, Any] = GenerationConfig.from_pretrained(source, revision=revision).to_dict()
+    except OSError:
+        return {}
+    return settings
+
+
 def shape_of(config: Any) -> ModelShape:
     """The shape of a transformers configuration's text side."""
     text = config.get_text_config()
@@ -147,6 +158,7 @@ def own_pair(base: PairSpec, target: str | None, draft: str | None) -> PairSpec:
         dtype=base.dtype,
         modalities=base.modalities,
         calibration=None if base.calibration_path() is None else str(base.calibration_path()),
+        without=base.without if target is None else (),
     )
     if target is None:
         return spec

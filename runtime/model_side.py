@@ -12,7 +12,8 @@ from typing import Any
 from profiles.errors import BadInput
 from profiles.families import FAMILIES
 from profiles.registry import ModelSource, PairSpec
-from runtime.pair import read_eos_ids
+from runtime.model_facts import generation_settings
+from runtime.pair import eos_ids_of
 from runtime.prompts import PromptEncoder, chat_template
 
 TOWER_FIELDS = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size")
@@ -132,7 +133,7 @@ def read_side(spec: PairSpec, role: str) -> ModelSide:
         # the library's own text runs over several lines; its first one says which file or host
         raise BadInput(f"the {role} of '{spec.name}' cannot be read: {str(error).strip().splitlines()[0]}") from error
     try:
-        eos_ids = read_eos_ids(source, given.revision, tokenizer)
+        eos_ids = eos_ids_of(generation_settings(source, given.revision), tokenizer, source)
     except BadInput:
         eos_ids = frozenset()
     return ModelSide(role, source, config, tokenizer, processor, eos_ids)

@@ -15,7 +15,8 @@ from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
 from runtime.draft_prompts import OwnPromptModel
-from runtime.model_facts import needed_gib, read_config
+from runtime.model_facts import generation_settings, needed_gib, read_config
+from runtime.processors import repetition_penalty
 from runtime.prompts import PromptEncoder, chat_template
 
 HASHED_WHOLE_BYTES = 2 << 30
@@ -34,6 +35,8 @@ class Pair:
     record: PairRecord
     threads: int
     device: str
+    repetition_penalty: float = 1.0
+    """What the target's own generation settings ask for."""
 
     @property
     def digest(self) -> str:
@@ -87,8 +90,8 @@ class PairPlan:
 def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) -> Pair:
     """Load both models. `graph_folders` are the exported step graphs of target and draft, for the ONNX backend.
 
-    Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, or a family is
-    not known; HardwareMissing when the weights do not fit.
+    Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
+    known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
     """
     from runtime.vision import reading_rules
 
@@ -107,6 +110,8 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
         raise BadInput(f"the target of '{spec.name}' reads pictures, its draft reads text only")
     if processor is None or reading_rules(processor) == reading_rules(draft_processor):
         draft_processor = None  # what the target reads serves both
+    settings = generation_settings(spec.resolve(spec.target), spec.target.revision)
+    penalty = repetition_penalty(settings, spec.without, spec.name)
     graphs = graph_folders or (None, None)
     # the draft first: it takes its place on one device before a device map fills the rest with the target
     draft = load_model(plan.backend, plan.files(spec.draft, graphs[1]))
@@ -125,10 +130,11 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
         target=target,
         draft=draft if draft_processor is None else OwnPromptModel(draft),
         encoder=PromptEncoder(tokenizer, processor, draft_processor, reads),
-        eos_ids=read_eos_ids(spec.resolve(spec.target), spec.target.revision, tokenizer),
+        eos_ids=eos_ids_of(settings, tokenizer, spec.resolve(spec.target)),
         record=_record(spec, tokenizer, processor, draft_processor),
         threads=plan.threads,
         device=plan.device,
+        repetition_penalty=penalty,
     )
 
 
@@ -160,14 +166,9 @@ def check_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
     )
 
 
-def read_eos_ids(source: str, revision: str | None, tokenizer: Any) -> frozenset[int]:
-    """Ids that end an output: of the generation configuration, else of the tokenizer. Raises BadInput without any."""
-    from transformers import GenerationConfig
-
-    try:
-        eos = GenerationConfig.from_pretrained(source, revision=revision).eos_token_id
-    except OSError:
-        eos = None
+def eos_ids_of(settings: dict[str, Any], tokenizer: Any, source: str) -> frozenset[int]:
+    """Ids that end an output: of the generation settings, else of the tokenizer. Raises BadInput without any."""
+    eos = settings.get("eos_token_id")
     if eos is None:
         eos = tokenizer.eos_token_id
     if eos is None:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from profiles.errors import CapacityError
+from profiles.sampling import SamplingRegime
+from runtime import filters
 from runtime.backends.base import Model, Session, causal
+from runtime.noise import GumbelNoise
 from runtime.policy.tree import ancestor_mask
 from runtime.prompts import Prompt
 
@@ -125,6 +128,11 @@ def check_rows_agree(model: Model, prompt: Prompt, rng: np.random.Generator) -> 
     exact -= np.log(np.exp(exact - exact.max(-1, keepdims=True)).sum(-1, keepdims=True)) + exact.max(-1, keepdims=True)
     np.testing.assert_allclose(logprobs, np.sort(exact, axis=-1)[:, ::-1][:, :6], atol=1e-5)
     assert (logprobs <= 0).all() and (np.diff(logprobs, axis=-1) <= 0).all()
+    regime, noise = SamplingRegime(temperature=0.7, top_k=20, top_p=0.9), GumbelNoise(1, logits.shape[1])
+    which, seen = np.repeat(np.arange(n), 3), some_tokens(model, rng, 3 * n)
+    drawn = noise.rows(np.arange(n), logits.shape[1])
+    expected = filters.perturbed(filters.penalised(logits, which, seen, 1.3), regime, drawn)
+    assert_equal(rows.penalised(which, seen, 1.3).perturbed(regime, drawn).logits(), expected, "shaped rows")
 
 
 def check_capacity(model: Model, prompt: Prompt) -> None:

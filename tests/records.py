@@ -11,6 +11,7 @@ import polars as pl
 
 from profiles.measurement import PASS_KINDS, CostTable, HostTime, PassTime
 from profiles.policy import DraftRule
+from profiles.sampling import AS_MADE, Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
 from runtime.pair import Pair
@@ -21,6 +22,8 @@ from tuner.calibration import Split
 from tuner.outcomes import Record
 from tuner.traces import Recorder
 
+SAMPLED = Sampling(temperature=0.8, top_k=12, top_p=0.9, repetition_penalty=1.2, draft_lambda=1.4, seed=11)
+"""A regime in which everything is used at once."""
 LIKELY = 4
 """Tokens that chance models and chance outputs prefer, so that drafts are accepted now and then."""
 
@@ -39,13 +42,26 @@ class ChanceModel(FakeModel):
         return values.astype(np.float32)
 
 
-def record_of(folder: Path, rules: Sequence[DraftRule], splits: Sequence[Split], seeds: Sequence[int]) -> Record:
+def record_of(
+    folder: Path,
+    rules: Sequence[DraftRule],
+    splits: Sequence[Split],
+    seeds: Sequence[int],
+    sampling: Sampling = AS_MADE,
+) -> Record:
     """The fake pair's outputs on one prompt per split and seed."""
     pair = fake_pair()
     outputs = [
-        generate(pair, fake_prompt(seed), plain_policy(), max_new_tokens=9 + 4 * (seed % 5)).tokens for seed in seeds
+        generate(
+            pair,
+            fake_prompt(seed),
+            plain_policy(),
+            max_new_tokens=9 + 4 * (seed % 5),
+            sampling=sampling.for_sample(_id(split, seed)),
+        ).tokens
+        for split, seed in zip(splits, seeds, strict=True)
     ]
-    return _record(pair, folder, rules, splits, seeds, outputs)
+    return _record(pair, folder, rules, splits, seeds, outputs, sampling)
 
 
 def chance_record(folder: Path, rules: Sequence[DraftRule], splits: Sequence[Split], seed: int) -> Record:
@@ -53,7 +69,7 @@ def chance_record(folder: Path, rules: Sequence[DraftRule], splits: Sequence[Spl
     rng = np.random.default_rng(seed)
     pair = replace(fake_pair(), target=ChanceModel(seed + 1), draft=ChanceModel(seed + 2))
     outputs = [rng.integers(1, LIKELY, size=rng.integers(4, 14)).tolist() for _ in splits]
-    return _record(pair, folder, rules, splits, range(len(splits)), outputs)
+    return _record(pair, folder, rules, splits, range(len(splits)), outputs, AS_MADE)
 
 
 def chance_costs(seed: int) -> CostTable:
@@ -79,6 +95,10 @@ def chance_costs(seed: int) -> CostTable:
     return CostTable(mark="measured", threads=1, passes=passes, host=host)
 
 
+def _id(split: Split, seed: int) -> str:
+    return f"{split} {seed}"
+
+
 def _record(
     pair: Pair,
     folder: Path,
@@ -86,6 +106,7 @@ def _record(
     splits: Sequence[Split],
     seeds: Sequence[int],
     outputs: Sequence[list[int]],
+    sampling: Sampling,
 ) -> Record:
     manifest = TraceManifest(
         pair_digest="fake",
@@ -96,12 +117,13 @@ def _record(
         rules=tuple(rules),
         signal_logprobs=SIGNAL_LOGPROBS,
         versions={},
+        sampling=sampling,
     )
     recorder, samples, frames = Recorder(pair, folder, manifest), [], []
     for split, seed, output in zip(splits, seeds, outputs, strict=True):
         prompt = fake_prompt(seed)
         generation = Generation(output, "", "length", len(prompt), 0, 0)
-        columns = recorder._columns(prompt, generation)
+        columns = recorder._columns(prompt, generation, sampling.for_sample(_id(split, seed)))
         flat = {
             name: column.reshape(len(column), -1) if column.ndim > 2 else column for name, column in columns.items()
         }
@@ -109,7 +131,7 @@ def _record(
             frames.append(pl.DataFrame({name: pl.Series(name, column) for name, column in flat.items()}))
         samples.append(
             SampleRecord(
-                id=f"{split} {seed}",
+                id=_id(split, seed),
                 kind="text",
                 modality="text",
                 split=split,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from profiles.growth import FEATURES, GO_ON, Feature, GrowthTree
 from profiles.policy import BEAM, DraftRule, HistorySpec, PolicySource, SignalKind, SignalSpec, Tier, pool_size
+from profiles.sampling import MAX_SEED, Sampling
 
 VERIFY_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 MAX_DEPTH, WIDTHS = 5, (1, 2, 3)
@@ -120,4 +121,21 @@ def sources(draw: st.DrawFn) -> PolicySource:
         safe=draw(tiers()),
         monotone=False,
         growth=draw(st.none() | growth_trees()),
+    )
+
+
+@st.composite
+def samplings(draw: st.DrawFn, sampled: bool = False) -> Sampling:
+    temperature = draw(st.sampled_from([0.3, 0.7, 1.0, 1.6] if sampled else [0.0, 0.3, 0.7, 1.0, 1.6]))
+    penalty = draw(st.sampled_from([None, 1.0, 1.3, 0.8]))
+    seed = draw(st.integers(0, MAX_SEED))
+    if not temperature:
+        return Sampling(repetition_penalty=penalty, seed=seed)
+    return Sampling(
+        temperature=temperature,
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 10, 1000])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.95, 0.8, 0.3, 1e-6])),
+        draft_lambda=draw(st.sampled_from([1.0, 0.5, 2.0])),
+        repetition_penalty=penalty,
+        seed=seed,
     )

@@ -16,6 +16,7 @@ from PIL import Image
 
 from profiles.config import TuneConfig
 from profiles.store import load_profile, write_json
+from tuner.trace_store import load_record
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -101,6 +102,21 @@ def test_a_modality_outside_the_regime_uses_the_safe_tier(
     done = sage("run", "--profile", str(tuned[2]["profile"]), "--prompt", "hello", "--json", "--max-new-tokens", "8")
     assert done.returncode == 0 and "safe tier" in done.stderr
     assert set(json.loads(done.stdout.splitlines()[-1])["tier_rounds"]) <= {"off"}
+
+
+def test_sampling_with_a_greedy_profile_uses_the_safe_tier(
+    tuned: tuple[Path, dict[str, object], dict[str, object]],
+) -> None:
+    picture = next((ROOT / "profiles/pairs/tiny-llava-ov/calibration").glob("*.png"))
+    arguments = ["run", "--profile", str(tuned[2]["profile"]), "--image", str(picture), "--prompt", "What is this?"]
+    flags = ["--temperature", "0.9", "--top-p", "0.95", "--top-k", "50", "--seed", "7", "--max-new-tokens", "12"]
+    done = sage(*arguments, *flags, "--json")
+    assert done.returncode == 0, done.stderr
+    assert "tuned for greedy, this request is temperature 0.9, top-k 50, top-p 0.95; using the safe" in done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert set(document["tier_rounds"]) <= {"off"} and document["sampling"]["seed"] == 7
+    alone = sage(*arguments, "--top-p", "0.9")
+    assert alone.returncode == 2 and "top_p needs temperature > 0" in alone.stderr
 
 
 @pytest.mark.slow
@@ -235,28 +251,30 @@ def test_a_budget_stops_cleanly_and_the_same_command_goes_on(tmp_path: Path) -> 
     assert sage(*arguments).returncode == 0
 
 
-@pytest.mark.parametrize("backend", ["onnx", "torch"])
-def test_a_users_own_text_pair_goes_all_the_way(own_pair_file: Path, tmp_path: Path, backend: str) -> None:
-    """Random weights: nothing can be gained, and the tool must say so rather than ship a tree."""
+@pytest.mark.parametrize(("backend", "temperature"), [("onnx", 0.0), ("torch", 0.8)])
+def test_a_users_own_text_pair_goes_all_the_way(
+    own_pair_file: Path, tmp_path: Path, backend: str, temperature: float
+) -> None:
+    """Random weights: whatever ships, greedy or sampled, its output and its rounds are those of the record."""
     data = tmp_path / "prompts.jsonl"
     lines = [{"id": f"p{i}", "prompt": f"question {i}", "max_new_tokens": 16} for i in range(40)]
     data.write_text("\n".join(json.dumps(line) for line in lines))
     run, common = tmp_path / "run", ["--model", str(own_pair_file), "--gpu", "cpu", "--backend", backend]
-    done = sage("profile", *common, "--data", str(data), "--out", str(run), *SMALL)
+    sampling = ["--set", f"sampling.temperature={temperature}"] if temperature else []
+    done = sage("profile", *common, "--data", str(data), "--out", str(run), *SMALL, *sampling)
     assert done.returncode == 0, done.stderr
+    assert load_record(run / "trace").manifest.sampling.temperature == temperature
     done = sage("tune", str(run), "--json", *TUNE)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert document["lossless"] is True and document["rounds_equal_share"] == 1.0
-    done = sage(
-        "run",
-        "--profile",
-        str(document["profile"]),
-        "--model",
-        str(own_pair_file),
-        "--prompt",
-        "hello",
-        "--max-new-tokens",
-        "16",
-    )
+    ask = ["run", "--profile", str(document["profile"]), "--model", str(own_pair_file), "--prompt", "hello"]
+    ask += ["--max-new-tokens", "16", "--json"]
+    done = sage(*ask)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["sampling"]["temperature"] == temperature
+    if temperature:
+        greedy = sage(*ask, "--temperature", "0")
+        assert "tuned for temperature 0.8, this request is greedy; using the safe tier" in greedy.stderr
+        warmer = sage(*ask, "--temperature", "1")
+        assert "tuned for temperature 0.8, decoding temperature 1; output is right" in warmer.stderr

@@ -26,6 +26,7 @@ from runtime.pair import Pair
 from runtime.prompts import Prompt
 from sage_tune import app
 from tests.fakes import EOS, FakeModel, FakeSession, fake_pair, fake_prompt
+from tests.records import SAMPLED
 from tuner.doctor import check_files, check_live, examine
 from tuner.findings import Finding, Report, Status
 from tuner.plan import plan_pair
@@ -216,6 +217,15 @@ def test_a_sound_fake_pair_passes_every_live_check() -> None:
     }
     assert found["losslessness"].text == "120 tokens of 3 prompts equal plain decoding"
     assert "at all 5 offsets" in found["exact end"].text
+
+
+def test_a_sound_fake_pair_passes_when_it_samples() -> None:
+    subject = dataclasses.replace(fake_subject(fake_pair(noise=0.5)), regime=SAMPLED)
+    found = by_check(check_live(subject))
+    assert {name: finding.text for name, finding in found.items() if finding.status != "pass"} == {}
+    probe = subject.probes[0]
+    greedy = fake_subject(fake_pair(noise=0.5)).drafted(probe).tokens
+    assert subject.drafted(probe).tokens == subject.plain(probe).tokens != greedy
 
 
 class ContraryModel(FakeModel):

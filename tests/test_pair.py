@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlavaOnevisionForConditionalGeneration
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaOnevisionForConditionalGeneration,
+)
 
 from profiles.errors import BadInput, HardwareMissing
 from profiles.registry import PairSpec, load_pair_spec
@@ -133,3 +139,15 @@ def test_a_head_smaller_than_the_tokenizer_is_refused(own_pair_file: Path) -> No
     LlamaForCausalLM(config).save_pretrained(folder)
     with pytest.raises(BadInput, match="goes up to 888, the draft has 100 rows"):
         load_pair(PairPlan(load_pair_spec(str(own_pair_file)), "torch", "float32", "cpu", 1))
+
+
+def test_generation_settings_are_applied_or_refused_by_name(own_pair_file: Path) -> None:
+    settings = own_pair_file.parent / "target" / "generation_config.json"
+    GenerationConfig(eos_token_id=2, repetition_penalty=1.1).save_pretrained(settings.parent)
+    pair = load_pair(PairPlan(load_pair_spec(str(own_pair_file)), "torch", "float32", "cpu", 1))
+    assert pair.repetition_penalty == 1.1 and pair.eos_ids == {2}
+    GenerationConfig(eos_token_id=2, no_repeat_ngram_size=3).save_pretrained(settings.parent)
+    with pytest.raises(BadInput, match="settings of 'own' ask for no_repeat_ngram_size = 3, which cannot be applied"):
+        load_pair(PairPlan(load_pair_spec(str(own_pair_file)), "torch", "float32", "cpu", 1))
+    own_pair_file.write_text(own_pair_file.read_text() + 'without = ["no_repeat_ngram_size"]\n')
+    assert load_pair(PairPlan(load_pair_spec(str(own_pair_file)), "torch", "float32", "cpu", 1)).eos_ids == {2}

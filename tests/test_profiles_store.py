@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from profiles.admission import admit
+from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
 from profiles.errors import BadInput, ProfileError
 from profiles.policy_profile import PolicyProfile
 from profiles.provenance import canonical_json
+from profiles.sampling import AS_MADE, Sampling, SamplingRegime
 from profiles.store import atomic_path, load_profile, save_profile, write_json
 from tests.samples import MACHINE, pair_record, sample_profile
 
@@ -37,7 +38,8 @@ def test_freezing_again_gives_the_same_bytes(saved: Path) -> None:
 
 def test_old_profiles_are_still_read() -> None:
     """Written by schema 1. A newer schema must keep reading this very file."""
-    assert load_profile(OLD).shipped == "adaptive"
+    profile = load_profile(OLD)
+    assert profile.shipped == "adaptive" and profile.regime.sampling == AS_MADE.regime()
 
 
 def test_any_flipped_byte_is_found(saved: Path) -> None:
@@ -75,7 +77,7 @@ def test_a_changed_number_names_the_evidence(saved: Path) -> None:
     [
         (lambda raw: raw["policy"].update(egdes=[0.2]), r"unknown key 'policy.egdes', did you mean 'edges'\?"),
         (lambda raw: raw["policy"]["tiers"][0].update(widht=2), r"'policy.tiers.0.widht', did you mean 'width'\?"),
-        (lambda raw: raw.update(schema_version=3), "schema version 3, newer than the 2"),
+        (lambda raw: raw.update(schema_version=4), "schema version 4, newer than the 3"),
         (lambda raw: raw.pop("policy"), "policy: Field required"),
     ],
 )
@@ -153,3 +155,40 @@ def test_machine_differences_are_classed(field: str, value: object, kind: str) -
 def test_admission_refuses_other_weights() -> None:
     with pytest.raises(ProfileError, match="draft weights saved dddddddddddd, found xxxxxxxxxxxx"):
         admit(sample_profile().sealed(), pair_record(draft_weights="x" * 64), MACHINE)
+
+
+TUNED_AT = SamplingRegime(temperature=0.7, top_p=0.9, repetition_penalty=1.0, draft_lambda=0.5)
+
+
+def sampled_profile() -> PolicyProfile:
+    profile = sample_profile()
+    return profile.model_copy(update={"regime": profile.regime.model_copy(update={"sampling": TUNED_AT})})
+
+
+def test_a_request_samples_as_the_profile_was_tuned_unless_told() -> None:
+    none: dict[str, float | None] = dict.fromkeys(("temperature", "top_k", "top_p", "seed"))
+    assert sampling_of(sample_profile(), **none) == AS_MADE
+    assert sampling_of(sampled_profile(), **none).regime() == TUNED_AT
+    warmer = sampling_of(sampled_profile(), **{**none, "temperature": 1.0, "seed": 3})
+    assert (warmer.temperature, warmer.top_p, warmer.draft_lambda, warmer.seed) == (1.0, 0.9, 0.5, 3)
+    assert sampling_of(sampled_profile(), temperature=0.0) == AS_MADE
+    with pytest.raises(BadInput, match="flags: document: Value error, top_p needs temperature > 0"):
+        sampling_of(sampled_profile(), temperature=0.0, top_p=0.5)
+
+
+def test_another_class_of_sampling_is_outside_the_regime() -> None:
+    sampled, greedy = Sampling(**TUNED_AT.model_dump()), AS_MADE
+    assert (
+        outside_regime(sampled_profile(), "image", sampled) == outside_regime(sample_profile(), "image", greedy) == []
+    )
+    assert outside_regime(sample_profile(), "text", sampled) == [
+        "tuned for image, this request is text",
+        "tuned for greedy, this request is temperature 0.7, top-p 0.9",
+    ]
+    assert outside_regime(sampled_profile(), "image", greedy)[0].endswith("this request is greedy")
+    assert sampling_notes(sampled_profile(), sampled, 1.0) == []
+    other = sampled.model_copy(update={"temperature": 0.8})
+    assert "decoding temperature 0.8" in sampling_notes(sampled_profile(), other, 1.0)[0]
+    assert sampling_notes(sample_profile(), greedy, 1.05) == [
+        "the pair's own settings ask for repetition penalty 1.05, decoding with 1"
+    ]

@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from profiles.errors import EnvelopeError
 from profiles.measurement import CostTable, HostTime, PassTime
 from profiles.policy import PolicySource, Tier
+from profiles.sampling import GREEDY, Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
 from runtime.policy.compile import compile_policy
 from tests.fakes import fake_pair, fake_prompt
+from tests.records import SAMPLED
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
+from tuner.comparison import Arm, Job
+from tuner.live import LiveRunner
 from tuner.lossless import compare_rounds
 from tuner.outcomes import Record
 from tuner.replay import Replay
@@ -37,12 +41,11 @@ MANIFEST = TraceManifest(
 )
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    folder: Path = tmp_path_factory.mktemp("trace")
-    recorder = Recorder(PAIR, folder, MANIFEST)
+def recorded(folder: Path, sampling: Sampling) -> Record:
+    recorder = Recorder(PAIR, folder, MANIFEST.model_copy(update={"sampling": sampling}))
     for i, (prompt, limit) in enumerate(PROMPTS):
-        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit)
+        mine = sampling.for_sample(f"s{i}")
+        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit, sampling=mine)
         sample = SampleRecord(
             id=f"s{i}",
             kind="text",
@@ -52,8 +55,18 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        recorder.store.write(sample, recorder._columns(prompt, generation))
+        recorder.store.write(sample, recorder._columns(prompt, generation, mine))
     return load_record(folder)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return recorded(tmp_path_factory.mktemp("trace"), GREEDY)
+
+
+@pytest.fixture(scope="module")
+def sampled_record(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return recorded(tmp_path_factory.mktemp("sampled"), SAMPLED)
 
 
 BASE_US = {
@@ -93,10 +106,20 @@ def costs(contexts: tuple[int, ...] = (1, 200)) -> CostTable:
 @settings(max_examples=60)
 @given(sources(), st.integers(0, len(PROMPTS) - 1))
 def test_live_rounds_are_replayed_rounds(record: Record, source: PolicySource, which: int) -> None:
+    check_live_is_replayed(record, source, which)
+
+
+@settings(max_examples=60)
+@given(sources(), st.integers(0, len(PROMPTS) - 1))
+def test_sampled_rounds_are_replayed_rounds(sampled_record: Record, source: PolicySource, which: int) -> None:
+    check_live_is_replayed(sampled_record, source, which)
+
+
+def check_live_is_replayed(record: Record, source: PolicySource, which: int) -> None:
     policy = compile_policy(source, VERIFY_SIZES, context_max=record.context_max)
     prompt, limit = PROMPTS[which]
-    live = generate(PAIR, prompt, policy, max_new_tokens=limit)
     sample = next(i for i, s in enumerate(record.samples) if s.id == f"s{which}")
+    live = generate(PAIR, prompt, policy, max_new_tokens=limit, sampling=record.sampling(sample))
     assert live.tokens == list(record.samples[sample].output), "speculation changed the output"
     walk = Replay(record, costs()).walk(policy, np.array([sample]))
     comparison = compare_rounds(live.rounds, policy, walk, sample, record)
@@ -165,3 +188,31 @@ def test_a_planted_bug_in_replay_is_found(record: Record) -> None:
         comparison = compare_rounds(live.rounds, policy, replay.walk(wrong, np.array([sample])), sample, record)
         found += comparison.equal < comparison.rounds
     assert found == len(PROMPTS)
+
+
+def test_live_runs_decode_as_was_recorded(sampled_record: Record) -> None:
+    """A comparison on a sampled record: every prompt has the noise of its own sample."""
+    source = PolicySource(tiers=(Tier(depth=4, width=3, nodes=7),))
+    arm = Arm("tree", source, compile_policy(source, VERIFY_SIZES, sampled_record.context_max))
+    everyone = np.arange(len(PROMPTS))
+    runner = LiveRunner(PAIR, Replay(sampled_record, costs()), everyone)
+    for i in everyone.tolist():
+        prompt, limit = PROMPTS[int(sampled_record.samples[i].id[1:])]
+        run = runner(arm, Job(i, prompt, limit))
+        assert run.tokens == len(sampled_record.samples[i].output) and not run.near_tie
+        assert run.replayed is not None and run.replayed.equal == run.replayed.rounds == len(run.rounds_ns)
+
+
+def test_a_record_under_another_noise_is_found(sampled_record: Record) -> None:
+    """Replay of a sampled record must not agree with rounds under another lambda: the trees differ."""
+    policy = compile_policy(PolicySource(tiers=(Tier(depth=4, width=3, nodes=7),)), VERIFY_SIZES, 10_000)
+    replay, found = Replay(sampled_record, costs()), 0
+    for i, (prompt, limit) in enumerate(PROMPTS):
+        sample = next(k for k, s in enumerate(sampled_record.samples) if s.id == f"s{i}")
+        other = sampled_record.sampling(sample).model_copy(update={"draft_lambda": 0.2})
+        live = generate(PAIR, prompt, policy, max_new_tokens=limit, sampling=other)
+        assert live.tokens == list(sampled_record.samples[sample].output), "lambda is the draft's affair alone"
+        walk = replay.walk(policy, np.array([sample]))
+        comparison = compare_rounds(live.rounds, policy, walk, sample, sampled_record)
+        found += comparison.equal < comparison.rounds
+    assert found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pathlib
 from collections.abc import Sequence
 from functools import cache
 
@@ -15,9 +16,11 @@ from hypothesis import strategies as st
 from profiles.errors import EnvelopeError
 from profiles.measurement import CostTable
 from profiles.policy import DraftRule, Tier
+from profiles.sampling import AS_MADE, Sampling
 from runtime.policy.signals import entropy_nats
+from runtime.sampling import shaped
 from tests.fakes import fake_pair, fake_prompt
-from tests.records import chance_costs, chance_record, record_of
+from tests.records import SAMPLED, chance_costs, chance_record, record_of
 from tests.reference import logprobs, next_logits
 from tests.strategies import SIGNAL_LOGPROBS, VERIFY_SIZES
 from tests.test_replay import costs
@@ -38,9 +41,9 @@ from tuner.yardsticks.smart import grown
 EAGLE = RankTree(EAGLE_PATHS)
 
 
-@pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return record_of(tmp_path_factory.mktemp("trace"), RULES, SPLITS, SEEDS)
+@pytest.fixture(scope="module", params=[AS_MADE, SAMPLED], ids=["greedy", "sampled"])
+def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return record_of(tmp_path_factory.mktemp("trace"), RULES, SPLITS, SEEDS, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +58,20 @@ def arena_of(record: Record, table: CostTable | None = None) -> Arena:
 # rank trees
 
 
-def drafted_paths(tree: RankTree, sample: int, committed: list[int]) -> dict[tuple[int, ...], Path]:
-    """Token paths of a tree drafted for real: every node that has children is run alone, from scratch."""
-    pair, prompt = fake_pair(), fake_prompt(SEEDS[sample])
+def drafted_paths(tree: RankTree, sample: int, committed: list[int], sampling: Sampling) -> dict[tuple[int, ...], Path]:
+    """Token paths of a tree drafted for real: every node that has children is run alone, from scratch. A node whose
+    rank the draft's filters leave out is padding, and so is what would be below it."""
+    pair, prompt = shaped(fake_pair(), sampling), fake_prompt(SEEDS[sample])
     tokens: dict[Path, tuple[int, ...]] = {(): ()}
     for path in sorted(tree.paths, key=len):
-        parent = tokens[path[:-1]]
+        parent = tokens.get(path[:-1])
+        if parent is None:
+            continue
         scores = logprobs(next_logits(pair.draft, prompt, [*committed, *parent]))
-        tokens[path] = (*parent, int(np.argsort(-scores, kind="stable")[path[-1]]))
-    return {tokens[path]: path for path in tree.paths}
+        token = int(np.argsort(-scores, kind="stable")[path[-1]])
+        if np.isfinite(scores[token]):
+            tokens[path] = (*parent, token)
+    return {tokens[path]: path for path in tree.paths if path in tokens}
 
 
 @pytest.mark.parametrize("tree", [RankTree(((0,), (1,), (0, 0), (0, 2), (1, 0), (0, 0, 1))), RankTree(((2,), (2, 0)))])
@@ -73,7 +81,7 @@ def test_a_rank_tree_accepts_what_drafting_it_would(record: Record, tree: RankTr
         output = list(record.samples[sample].output)
         for at in range(int(record.start[sample]), int(record.end[sample])):
             i = at - int(record.start[sample])
-            drafted = drafted_paths(tree, sample, output[: i + 1])
+            drafted = drafted_paths(tree, sample, output[: i + 1], record.sampling(sample))
             accepted: Path = ()
             for length in range(1, len(output) - i):
                 found = drafted.get(tuple(output[i + 1 : i + 1 + length]))
@@ -85,6 +93,15 @@ def test_a_rank_tree_accepts_what_drafting_it_would(record: Record, tree: RankTr
             assert outcome.unseen[at] == 1 + is_leaf
     assert set(outcome.levels) == {tree.depth} and set(outcome.nodes) == {len(tree.paths)}
     assert sum(size * int(passes[0]) for size, passes in outcome.frontiers) == len(tree.parents)
+
+
+def test_a_token_that_the_draft_never_proposes_has_no_rank(tmp_path: pathlib.Path) -> None:
+    """The narrowest filters, so that the drawn token is often among those that the draft leaves out."""
+    narrow = SAMPLED.model_copy(update={"temperature": 1.6, "top_k": 3, "top_p": 1.0})
+    record = record_of(tmp_path, RULES, SPLITS, SEEDS, narrow)
+    rank, logprob = record.column("true_rank"), record.column("root_logprobs")
+    assert np.isneginf(logprob).any()
+    assert (rank >= 0).any() and np.isfinite(logprob[rank >= 0, rank[rank >= 0]]).all()
 
 
 def test_a_chain_is_a_rank_tree(record: Record) -> None:

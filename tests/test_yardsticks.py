@@ -14,7 +14,7 @@ from profiles.config import GridConfig
 from profiles.measurement import CostTable
 from profiles.policy import DraftRule, PolicySource, Tier
 from profiles.sage_paper import SagePaper
-from tests.records import chance_costs, chance_record, record_of
+from tests.records import SAMPLED, chance_costs, chance_record, record_of
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
 from tests.test_replay import costs
 from tuner.cost_model import Floats
@@ -85,11 +85,13 @@ class Arenas:
         return (self.oracle(which) for which in range(TABLES))
 
 
-@pytest.fixture(scope="module", params=["fake pair", "by chance"])
+@pytest.fixture(scope="module", params=["fake pair", "sampled", "by chance"])
 def arenas(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Arenas:
     folder = tmp_path_factory.mktemp("trace")
     if request.param == "fake pair":
         return Arenas(record_of(folder, RULES, SPLITS, SEEDS))
+    if request.param == "sampled":
+        return Arenas(record_of(folder, RULES, SPLITS, SEEDS, SAMPLED))
     return Arenas(chance_record(folder, RULES, SPLITS, seed=5))
 
 

@@ -19,12 +19,13 @@ from profiles.config import GridConfig, TimingConfig
 from profiles.errors import EnvelopeError, OutOfMemory
 from profiles.measurement import CostTable, HostTime, PassKind, PassTime
 from profiles.policy import CompiledPolicy, PolicySource, Tier, pool_size
+from profiles.sampling import GREEDY, Sampling
 from runtime.decode import OFF, generate, plain_policy
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from runtime.policy.tree import padded_size
 from runtime.prompts import Prompt
-from runtime.records import StepRecord
+from runtime.records import Generation, StepRecord
 from tuner.memory import memory_errors, release
 from tuner.timing import Budget, warm_up
 
@@ -94,6 +95,7 @@ def measure_rounds(
     timing: TimingConfig,
     budget: Budget,
     on_progress: Callable[[float], None] = lambda share: None,
+    sampling: Sampling = GREEDY,
 ) -> Measured:
     """Rounds of outputs under every policy, at least `timing.samples` warm rounds each. `prompts` are
     (prompt, max_new_tokens); `policies` begin with plain decoding.
@@ -102,9 +104,12 @@ def measure_rounds(
     first turn, which every size needs. A policy that runs out of memory takes its verify size and all larger ones
     with it, what was timed of them included. Raises OutOfMemory when not even a tree of two nodes fits.
     """
-    prompt, limit = prompts[0]
+
+    def run(prompt: Prompt, limit: int, policy: CompiledPolicy) -> Generation:
+        return generate(pair, prompt, policy, max_new_tokens=limit, sampling=sampling)
+
     with memory_errors("plain decoding"):
-        warm_up(lambda: float(generate(pair, prompt, policies[0], max_new_tokens=limit).decode_ns), timing)
+        warm_up(lambda: float(run(*prompts[0], policies[0]).decode_ns), timing)
     outputs: list[list[list[StepRecord]]] = [[] for _ in policies]
     sizes = [padded_size(policy.max_nodes, policy.verify_sizes) for policy in policies]
     counts, fits = [0] * len(policies), max(sizes)
@@ -119,10 +124,9 @@ def measure_rounds(
         for i in order:
             if sizes[i] > fits:
                 continue
-            prompt, limit = prompts[(turn + i) % len(prompts)]
             try:
                 with memory_errors(f"a round that verifies {sizes[i]} tokens"):
-                    outputs[i].append(generate(pair, prompt, policies[i], max_new_tokens=limit).rounds)
+                    outputs[i].append(run(*prompts[(turn + i) % len(prompts)], policies[i]).rounds)
             except OutOfMemory:
                 if max((size for size in sizes if size < sizes[i]), default=0) < SMALLEST_TREE:
                     raise

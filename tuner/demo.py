@@ -98,7 +98,11 @@ def demo(
     sample = _example(samples_of(config, pair.spec))
     request = sample.request()
     generation = generate(
-        pair, pair.encoder.encode(request), tuned.profile.policy, max_new_tokens=sample.max_new_tokens
+        pair,
+        pair.encoder.encode(request),
+        tuned.profile.policy,
+        max_new_tokens=sample.max_new_tokens,
+        sampling=config.sampling.for_sample(sample.id),
     )
     question = " ".join(
         part["text"] for part in request.messages[-1]["content"] if isinstance(part, dict) and "text" in part

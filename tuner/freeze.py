@@ -58,7 +58,11 @@ def freeze(
     return PolicyProfile(
         name=f"{pair.spec.name}-{config.gpu}",
         pair=pair.record,
-        regime=Regime(modalities=tuple(sorted({s.modality for s in record.samples})), context_max=record.context_max),
+        regime=Regime(
+            modalities=tuple(sorted({s.modality for s in record.samples})),
+            sampling=manifest.sampling.regime(),
+            context_max=record.context_max,
+        ),
         policy=decision.shipped.policy,
         source=decision.shipped.source,
         shipped=decision.shipped.policy.verdict(),

@@ -12,7 +12,8 @@ from tuner.replay import Replay, Walk
 
 
 class LiveRunner:
-    """Decodes for `tuner.comparison.compare`. `samples` are those of all jobs that it will be given."""
+    """Decodes for `tuner.comparison.compare`, every sample with its own noise, as it was recorded. `samples` are
+    those of all jobs that it will be given."""
 
     def __init__(self, pair: Pair, replay: Replay, samples: Ints) -> None:
         self._pair, self._replay, self._samples = pair, replay, samples
@@ -24,9 +25,10 @@ class LiveRunner:
         record = self._replay.record
         if arm.policy not in self._walks:
             self._walks[arm.policy] = self._replay.walk(arm.policy, self._samples)
-        generation = generate(self._pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens)
+        sampling = record.sampling(job.sample)
+        generation = generate(self._pair, job.prompt, arm.policy, max_new_tokens=job.max_new_tokens, sampling=sampling)
         expected = list(record.samples[job.sample].output)
-        equal = require_equal(self._pair, job.prompt, expected, generation.tokens, arm.name)
+        equal = require_equal(self._pair, job.prompt, expected, generation.tokens, arm.name, sampling)
         return Run(
             rounds_ns=[step.round_ns for step in generation.rounds],
             prefill_ns=generation.target_prefill_ns + generation.draft_prefill_ns,

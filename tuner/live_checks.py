@@ -124,7 +124,13 @@ def check_exact_end(subject: Subject) -> Verdict:
         end = output.tokens[longest.position + offset]
         expected = output.tokens[: output.tokens.index(end) + 1]
         pair = replace(subject.pair, eos_ids=frozenset({end}))
-        got = generate(pair, probe.prompt, subject.policy, max_new_tokens=len(output.tokens))
+        got = generate(
+            pair,
+            probe.prompt,
+            subject.policy,
+            max_new_tokens=len(output.tokens),
+            sampling=subject.sampling(probe),
+        )
         if got.tokens != expected or got.finished != "eos":
             return failed(
                 f"an output must stop at its end token; with id {end} as the end, at offset {offset} of an accepted "
@@ -139,7 +145,7 @@ def check_lossless(subject: Subject) -> Verdict:
     ties: list[str] = []
     for probe in subject.probes:
         plain, drafted = subject.plain(probe).tokens, subject.drafted(probe).tokens
-        found = first_divergence(subject.pair, probe.prompt, plain, drafted)
+        found = first_divergence(subject.pair, probe.prompt, plain, drafted, subject.sampling(probe))
         if found is None:
             continue
         said = f"'{probe.id}' differs at token {found.position}: {_shown(subject, found)}"

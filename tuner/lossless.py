@@ -15,12 +15,16 @@ import numpy.typing as npt
 from profiles.errors import LosslessError
 from profiles.growth import Feature, GrowthTree
 from profiles.policy import CompiledPolicy, Tier
+from profiles.sampling import GREEDY, Sampling, SamplingRegime
 from runtime.backends.base import causal
+from runtime.filters import filtered
+from runtime.noise import gumbel
 from runtime.pair import Pair
 from runtime.policy.growth import log_gate
 from runtime.policy.signals import asked
 from runtime.prompts import Prompt
 from runtime.records import StepRecord
+from runtime.sampling import resolved, shaped
 from tuner.outcomes import Record
 from tuner.replay import Walk
 
@@ -30,7 +34,8 @@ NEAR_TIE = 1e-5
 
 @dataclass(frozen=True)
 class Divergence:
-    """First position where two outputs differ, and how close the target's two best tokens were there."""
+    """First position where two outputs differ, and by how much the target's logits would have to move there for another
+    token to be chosen."""
 
     position: int
     margin: float
@@ -41,23 +46,80 @@ class Divergence:
         return "tie" if self.margin < NEAR_TIE else "bug"
 
 
-def first_divergence(pair: Pair, prompt: Prompt, plain: list[int], other: list[int]) -> Divergence | None:
-    """Compare an output with plain decoding; None when they are equal."""
+def first_divergence(
+    pair: Pair, prompt: Prompt, plain: list[int], other: list[int], sampling: Sampling = GREEDY
+) -> Divergence | None:
+    """Compare an output with plain decoding under the same sampling; None when they are equal."""
     if plain == other:
         return None
     shared = min(len(plain), len(other))
     position = next((i for i in range(shared) if plain[i] != other[i]), shared)
-    session, rows = pair.target.open(prompt, len(prompt) + position + 1)
+    settings = resolved(pair, sampling)
+    target = shaped(pair, GREEDY.model_copy(update={"repetition_penalty": settings.repetition_penalty})).target
+    session, rows = target.open(prompt, len(prompt) + position + 1)
     if position:
         start = session.length
         rows = session.forward(plain[:position], np.arange(start, start + position), causal(position, start))
-    tokens, logprobs = rows.top(2)
-    return Divergence(position, float(logprobs[-1, 0] - logprobs[-1, 1]), (int(tokens[-1, 0]), int(tokens[-1, 1])))
+    logits = rows.logits()[-1]
+    if not settings.sampled:
+        return Divergence(position, *_lead(logits.astype(np.float64)))
+    noise = gumbel(settings.seed, len(prompt) + position, len(logits))
+    return Divergence(position, *sampled_margin(logits, settings, noise))
 
 
-def require_equal(pair: Pair, prompt: Prompt, plain: list[int], other: list[int], what: str) -> bool:
+def sampled_margin(
+    logits: npt.NDArray[np.float32], regime: SamplingRegime, noise: npt.NDArray[np.float32]
+) -> tuple[float, tuple[int, int]]:
+    """By how many nats logits [vocab] must move for another token to be drawn, and the two best tokens.
+
+    Another token is drawn when the perturbed order changes, or when top-k or top-p takes in or leaves out a token at
+    its edge; such a change counts only where it changes the draw.
+    """
+    scaled = filtered(logits[None], regime)[0].astype(np.float64)
+    lead, top2 = _lead(scaled + noise)
+    everything = logits.astype(np.float64) / regime.temperature
+    order = np.argsort(-everything, kind="stable")
+    kept = int(np.isfinite(scaled).sum())
+    # how far the filters are from keeping another number of tokens
+    sizes = {kept: 0.0}
+    if 0 < regime.top_k <= kept < len(order):
+        # tokens that tie with the k-th are kept as well
+        sizes |= {
+            regime.top_k: 0.0,
+            regime.top_k + 1: float(everything[order[regime.top_k - 1]] - everything[order[regime.top_k]]),
+        }
+    if regime.top_p < 1:
+        by_top_k = filtered(logits[None], regime.model_copy(update={"top_p": 1.0}))[0].astype(np.float64)[order]
+        weights = np.exp(by_top_k - by_top_k[0])
+        mass = np.cumsum(weights) / weights.sum()
+        # moving logits by x moves the mass m of a set by at most 2 m (1 - m) x <= x / 2
+        if kept < np.isfinite(by_top_k).sum():
+            sizes[kept + 1] = 2 * float(mass[kept - 1] - regime.top_p)
+        if kept > 1:
+            sizes[kept - 1] = 2 * float(regime.top_p - mass[kept - 2])
+    for size, gap in sizes.items():
+        # the last token in may change places with the first one out
+        swapped = [(order[:size], gap)]
+        if size < len(order):
+            gap = max(gap, float(everything[order[size - 1]] - everything[order[size]]))
+            swapped.append((np.append(order[: size - 1], order[size]), gap))
+        for tokens, distance in swapped:
+            if tokens[(everything + noise)[tokens].argmax()] != top2[0]:
+                lead = min(lead, distance)
+    return lead * regime.temperature, top2
+
+
+def _lead(scores: npt.NDArray[np.float64]) -> tuple[float, tuple[int, int]]:
+    """Lead of the best score over the second, and their tokens."""
+    second, best = np.argsort(scores, kind="stable")[-2:]
+    return float(scores[best] - scores[second]), (int(best), int(second))
+
+
+def require_equal(
+    pair: Pair, prompt: Prompt, plain: list[int], other: list[int], what: str, sampling: Sampling = GREEDY
+) -> bool:
     """True when equal, False for a near tie. Raises LosslessError for anything else."""
-    found = first_divergence(pair, prompt, plain, other)
+    found = first_divergence(pair, prompt, plain, other, sampling)
     if found is None:
         return True
     if found.verdict == "tie":
@@ -105,7 +167,7 @@ def compare_rounds(
 
 def _margin(tier: Tier, signal: float, policy: CompiledPolicy, record: Record, at: int) -> float:
     """How close the closest decision of a round was: signal to edge, frontier to stop, and the scores on either
-    side of every cut (the frontier of each level, the node budget)."""
+    side of every cut (the frontier of each level, the node budget). Scores are counted in nats of the logits."""
     gaps = [abs(signal - edge) for edge in policy.edges]
     if tier.depth:
         draft = record.draft(tier.draft_rule)
@@ -118,7 +180,7 @@ def _margin(tier: Tier, signal: float, policy: CompiledPolicy, record: Record, a
                 gaps += np.abs(scores[np.isfinite(scores)] - log_gate(gate)).tolist()
         if policy.growth is not None:
             gaps += _tree_gaps(policy.growth, tier, record, at)
-    return min(gaps, default=math.inf)
+    return min(gaps, default=math.inf) * record.manifest.sampling.logit_scale
 
 
 def _tree_gaps(tree: GrowthTree, tier: Tier, record: Record, at: int) -> list[float]:

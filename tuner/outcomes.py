@@ -11,6 +11,7 @@ import polars as pl
 from profiles.errors import EnvelopeError, ProfileError
 from profiles.growth import Feature, GrowthTree
 from profiles.policy import DraftRule, SignalKind, Tier
+from profiles.sampling import Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.signals import asked, compute, is_entropy, of_target
 from tuner.calibration import Split
@@ -47,6 +48,10 @@ class Record:
             [i for i, s in enumerate(self.samples) if s.split == split and self.end[i] > self.start[i]],
             dtype=np.int64,
         )
+
+    def sampling(self, sample: int) -> Sampling:
+        """How a sample's output was decoded, with the seed of that sample."""
+        return self.manifest.sampling.for_sample(self.samples[sample].id)
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self._frame[name].to_numpy()

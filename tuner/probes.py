@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw
 from profiles.config import TuneConfig
 from profiles.families import Modality
 from profiles.policy import CompiledPolicy, PolicySource, Tier
+from profiles.sampling import GREEDY, Sampling
 from runtime.decode import generate, plain_policy
 from runtime.model_side import ModelSide
 from runtime.pair import Pair
@@ -54,6 +55,8 @@ class Subject:
     probes: tuple[Probe, ...]
     reserved_ids: frozenset[int]
     """Ids that are no text, so that a random continuation stays one of text."""
+    regime: Sampling = GREEDY
+    """How the probes are decoded, each with a seed of its own."""
 
     def __post_init__(self) -> None:
         self._drafted: dict[str, Generation] = {}
@@ -76,6 +79,9 @@ class Subject:
     def of(self, modality: Modality) -> list[Probe]:
         return [probe for probe in self.probes if probe.prompt.modality == modality]
 
+    def sampling(self, probe: Probe) -> Sampling:
+        return self.regime.for_sample(probe.id)
+
     def modalities(self) -> list[Modality]:
         return list(dict.fromkeys(probe.prompt.modality for probe in self.probes))
 
@@ -83,14 +89,22 @@ class Subject:
         """The probe decoded with a tree in every round."""
         if probe.id not in self._drafted:
             self._drafted[probe.id] = generate(
-                self.pair, probe.prompt, self.policy, max_new_tokens=probe.max_new_tokens
+                self.pair,
+                probe.prompt,
+                self.policy,
+                max_new_tokens=probe.max_new_tokens,
+                sampling=self.sampling(probe),
             )
         return self._drafted[probe.id]
 
     def plain(self, probe: Probe) -> Generation:
         if probe.id not in self._plain:
             self._plain[probe.id] = generate(
-                self.pair, probe.prompt, plain_policy(), max_new_tokens=probe.max_new_tokens
+                self.pair,
+                probe.prompt,
+                plain_policy(),
+                max_new_tokens=probe.max_new_tokens,
+                sampling=self.sampling(probe),
             )
         return self._plain[probe.id]
 
@@ -107,7 +121,7 @@ def subject_of(pair: Pair, config: TuneConfig, target: ModelSide) -> Subject:
     for modality in spec.modalities:
         asked = _longest(samples, modality) or _own(modality)
         probes += [Probe(name, pair.encoder.encode(request), limit) for name, request, limit in asked]
-    return Subject(pair, tuple(probes), target.reserved_ids())
+    return Subject(pair, tuple(probes), target.reserved_ids(), config.sampling)
 
 
 def _longest(samples: list[Sample], modality: Modality) -> list[tuple[str, Request, int]]:

@@ -16,6 +16,7 @@ from profiles.registry import PairSpec
 from profiles.store import kernel_lock
 from profiles.trace_schema import TraceManifest
 from runtime.pair import Pair
+from runtime.sampling import resolved
 from tuner import costs as cost_measuring
 from tuner.calibration import SPLITS, Sample, data_digest, load_samples
 from tuner.curves import acceptance_curves
@@ -125,6 +126,7 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
         depth=config.grid.depth,
         rules=config.grid.rules(),
         signal_logprobs=config.grid.signal_logprobs,
+        sampling=resolved(pair, config.sampling),
         versions={k: v for k, v in versions().items() if k in ("torch", "transformers", "onnxruntime")},
     )
 
@@ -216,7 +218,9 @@ def _measure(
             advance(100 * share - passed)
             passed = 100 * share
 
-        measured = cost_measuring.measure_rounds(pair, prompts, policies, config.timing, budget, on_progress)
+        measured = cost_measuring.measure_rounds(
+            pair, prompts, policies, config.timing, budget, on_progress, record.manifest.sampling
+        )
     table = cost_measuring.cost_table(measured, grid.verify_sizes, contexts, pair.threads)
     rounds = cost_measuring.warm_rounds(measured.outputs)
     run.save_costs(table, cost_measuring.pass_samples(rounds, grid.verify_sizes))
@@ -250,7 +254,8 @@ def estimate(pair: Pair, config: TuneConfig, folder: Path, shard: Shard | None =
     lines = [
         f"plan: {pair.spec.name} on {config.gpu} ({config.backend} {config.dtype}, {config.threads} threads)",
         f"  into {folder}" + ("" if config.data.trace_url is None else f", the record into {location}"),
-        f"  record {len(mine)} of {len(samples)} prompts{whose}, beams {list(grid.widths)} to depth {grid.depth}",
+        f"  record {len(mine)} of {len(samples)} prompts{whose}, beams {list(grid.widths)} to depth {grid.depth}, "
+        f"{manifest.sampling.label()}",
         f"  time {config.timing.samples} rounds or more per tree shape, verify sizes {list(grid.verify_sizes)}",
         f"estimated from the longest sample: at most {recording_min:.1f} min of recording, "
         f"{part_bytes * len(samples) / 1e6:.0f} MB",

@@ -2,8 +2,9 @@
 
 A pass takes the longer of two times (Williams, Waterman, Patterson 2009): reading its weights and its cache rows at
 the memory's bandwidth, or multiplying at the dense tensor rate. Real kernels stay below both roofs, launches and
-the host add to them, so real passes are slower; ratios between passes are what an estimate is good for. Layers that
-are spread over several devices run one after the other, so their times add up to those of one device.
+the host add to them, under sampling also noise and filters, so real passes are slower; ratios between passes are
+what an estimate is good for. Layers that are spread over several devices run one after the other, so their times add
+up to those of one device.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ MEASURED_FIELDS = (
     "device_map",
     "threads",
     "data",
+    "sampling",
     "grid",
     "timing",
 )

@@ -32,7 +32,8 @@ def result_table(profile: PolicyProfile) -> Table:
     device = machine.cpu if machine.device == "cpu" else machine.device
     return scoreboard_table(
         evidence.results,
-        f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype})",
+        f"{profile.pair.name} on {device} ({machine.threads} threads, {machine.backend} {machine.dtype}), "
+        f"{profile.regime.sampling.label()}",
         f"{evidence.speedup.prompts} held-out prompts that neither search nor selection saw; ★ ships",
         evidence.shipped_name,
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from profiles.errors import BadInput
 from profiles.policy import DraftRule
+from profiles.sampling import Sampling
 from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
@@ -23,6 +24,7 @@ from runtime.policy.signals import entropy_nats
 from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
 from runtime.records import Generation
+from runtime.sampling import shaped
 from tuner.calibration import Sample
 from tuner.timing import Budget
 from tuner.trace_store import TraceStore
@@ -72,7 +74,10 @@ class Recorder:
         return on_record, skipped
 
     def _record(self, sample: Sample, prompt: Prompt) -> tuple[SampleRecord, dict[str, np.ndarray]]:
-        generation = generate(self._pair, prompt, plain_policy(), max_new_tokens=sample.max_new_tokens)
+        sampling = self._manifest.sampling.for_sample(sample.id)
+        generation = generate(
+            self._pair, prompt, plain_policy(), max_new_tokens=sample.max_new_tokens, sampling=sampling
+        )
         record = SampleRecord(
             id=sample.id,
             kind=sample.kind,
@@ -82,9 +87,9 @@ class Recorder:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        return record, self._columns(prompt, generation)
+        return record, self._columns(prompt, generation, sampling)
 
-    def _columns(self, prompt: Prompt, generation: Generation) -> dict[str, np.ndarray]:
+    def _columns(self, prompt: Prompt, generation: Generation, sampling: Sampling) -> dict[str, np.ndarray]:
         """All columns of one sample; every position but the last token's can be the root of a round."""
         output = np.asarray(generation.tokens, dtype=np.int64)
         roots = len(output) - 1
@@ -93,18 +98,20 @@ class Recorder:
         manifest = self._manifest
         widest = max(rule.width for rule in manifest.rules)
         drafted = ROWS_PER_PASS * manifest.depth + widest * manifest.depth
-        session, _ = self._pair.draft.open(
+        pair = shaped(self._pair, sampling)
+        session, _ = pair.draft.open(
             prompt, len(prompt) + roots + drafted, positions=len(prompt) + roots + manifest.depth
         )
         start = session.length
         rows = session.forward(output[:-1], np.arange(start, start + roots), causal(roots, start))
         kept = manifest.signal_logprobs
         tokens, logprobs = rows.top(max(widest, kept))
-        hit = tokens == output[1:, None]
+        # what the draft's filters leave out is never proposed, wherever it is ranked
+        hit = (tokens == output[1:, None]) & np.isfinite(logprobs)
         columns: dict[str, np.ndarray] = {
             "position": np.arange(roots),
             "root_logprobs": logprobs[:, :kept],
-            "target_logprobs": self._target_logprobs(prompt, output, kept),
+            "target_logprobs": _target_logprobs(pair, prompt, output, kept),
             "true_rank": np.where(hit.any(axis=1), hit.argmax(axis=1), -1),
         }
         for rule in manifest.rules:
@@ -118,15 +125,16 @@ class Recorder:
                 columns[f"{rule.stem()}.{name}"] = np.concatenate([part[name] for part in parts])
         return columns
 
-    def _target_logprobs(self, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
-        """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
-        roots = len(output) - 1
-        session, first = self._pair.target.open(prompt, len(prompt) + roots)
-        parts = [first.top(kept)[1]]
-        if roots > 1:
-            start, n = session.length, roots - 1
-            parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
-        return np.concatenate(parts)
+
+def _target_logprobs(pair: Pair, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
+    """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
+    roots = len(output) - 1
+    session, first = pair.target.open(prompt, len(prompt) + roots)
+    parts = [first.top(kept)[1]]
+    if roots > 1:
+        start, n = session.length, roots - 1
+        parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
+    return np.concatenate(parts)
 
 
 def grow_at(

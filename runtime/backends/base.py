@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.errors import CapacityError, ModelOutputError
+from profiles.sampling import SamplingRegime
+from runtime import filters
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
 from runtime.prompts import Prompt
 
@@ -52,6 +54,14 @@ class Rows(ABC):
     @abstractmethod
     def row(self, i: int) -> Rows:
         """One row alone, so that reading it costs nothing for the others."""
+
+    @abstractmethod
+    def penalised(self, rows: IntArray, tokens: IntArray, penalty: float) -> Rows:
+        """With a repetition penalty on the (row, token) pairs."""
+
+    @abstractmethod
+    def perturbed(self, regime: SamplingRegime, noise: FloatArray) -> Rows:
+        """(logits after temperature and filters + `noise` [n, vocab]) / lambda. Raises ModelOutputError on NaN."""
 
     @abstractmethod
     def logits(self) -> FloatArray:
@@ -89,6 +99,14 @@ class NumpyRows(Rows):
 
     def row(self, i: int) -> Rows:
         return NumpyRows(self._logits[i : i + 1])
+
+    def penalised(self, rows: IntArray, tokens: IntArray, penalty: float) -> Rows:
+        return NumpyRows(filters.penalised(self._logits, rows, tokens, penalty))
+
+    def perturbed(self, regime: SamplingRegime, noise: FloatArray) -> Rows:
+        if not np.isfinite(self._logits.max(axis=-1)).all():
+            raise ModelOutputError("the model produced logits that are not finite; the pass cannot be trusted")
+        return NumpyRows(filters.perturbed(self._logits, regime, noise))
 
     def logits(self) -> FloatArray:
         return self._logits

@@ -17,6 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
 from profiles.errors import BadInput, HardwareMissing, ModelOutputError
+from profiles.sampling import SamplingRegime
+from runtime.backends import torch_filters
 from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
 from runtime.prompts import Prompt
@@ -41,6 +43,13 @@ class TorchRows(Rows):
 
     def row(self, i: int) -> Rows:
         return TorchRows(self._logits[i : i + 1])
+
+    def penalised(self, rows: IntArray, tokens: IntArray, penalty: float) -> Rows:
+        return TorchRows(torch_filters.penalised(self._logits, rows, tokens, penalty))
+
+    def perturbed(self, regime: SamplingRegime, noise: FloatArray) -> Rows:
+        self._check(self._logits.max(dim=-1).values)
+        return TorchRows(torch_filters.perturbed(self._logits, regime, noise))
 
     def logits(self) -> FloatArray:
         return self._logits.float().cpu().numpy()

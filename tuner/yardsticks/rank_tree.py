@@ -2,8 +2,10 @@
 
 A rank tree says once and for all which children are drafted: node [0, 2] is the third best token after the best
 one. What it accepts is exact from one column: the draft's distribution at a node of the true path is its root
-distribution at that later position of the output, so `true_rank` there says which child the path takes. The paths
-were compared with EAGLE's code (`mc_sim_7b_63` in eagle/model/choices.py).
+distribution at that later position of the output, so `true_rank` there says which child the path takes. That holds
+under sampling too, since noise and penalty depend on position and prefix alone; the tree keeps its shape, and a node
+whose rank the draft's filters leave out is padding. The paths were compared with EAGLE's code (`mc_sim_7b_63` in
+eagle/model/choices.py).
 """
 
 from __future__ import annotations
