@@ -69,6 +69,12 @@ class FakeTokenizer:
 
     chat_template = None
 
+    def __len__(self) -> int:
+        return VOCAB
+
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [1 + ord(letter) % (VOCAB - 1) for letter in text]}
+
     def decode(self, tokens: list[int], skip_special_tokens: bool = True) -> str:
         return "".join("" if t == EOS and skip_special_tokens else chr(96 + t) for t in tokens)
 

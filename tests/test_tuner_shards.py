@@ -62,6 +62,7 @@ def configuration(folder: Path, **changes: object) -> TuneConfig:
         {
             "data.path": str(path),
             "data.skip_bad": True,
+            "data.allow_synthetic": True,
             "gpu": "cpu",
             "grid.depth": 3,
             "grid.widths": [1, 2],
@@ -109,7 +110,7 @@ class MovingFileSystem(LocalFileSystem):  # type: ignore[misc]
         super().mv(path1, path2, **kwargs)
 
 
-fsspec.register_implementation("moving", MovingFileSystem)
+fsspec.register_implementation("moving", MovingFileSystem, clobber=True)
 
 
 def test_two_shards_merged_are_the_whole_record(tmp_path: Path, whole: TraceStore) -> None:
