@@ -110,9 +110,10 @@ def single_child(pair: Pair, samples: list[Sample], sampling: Sampling, draws: i
     shared, independent, none, variation = np.array(found[:POSITIONS]).T
     lower, upper = (1 - variation) / (1 + variation), 1 - variation
 
-    def outside(gap: np.ndarray) -> int:
-        error = np.sqrt(np.maximum(shared * (1 - shared), 1.0 / draws) / draws)
-        return int((gap > STANDARD_ERRORS * error).sum())
+    def beyond(bound: np.ndarray, side: int) -> int:
+        # the error that a share has whose true value is the bound
+        error = np.sqrt(np.maximum(bound * (1 - bound), 1.0 / draws) / draws)
+        return int((side * (shared - bound) > STANDARD_ERRORS * error).sum())
 
     return {
         "positions": len(shared),
@@ -122,8 +123,8 @@ def single_child(pair: Pair, samples: list[Sample], sampling: Sampling, draws: i
         "none": float(none.mean()),
         "lower_bound": float(lower.mean()),
         "upper_bound": float(upper.mean()),
-        "below_lower_bound": outside(lower - shared),
-        "above_upper_bound": outside(shared - upper),
+        "below_lower_bound": beyond(lower, -1),
+        "above_upper_bound": beyond(upper, +1),
     }
 
 

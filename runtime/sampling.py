@@ -67,9 +67,10 @@ class ShapedModel(Model):
         """Rows that choose the tokens at `positions` [n]; `cached` [m] are the tokens of the cache and `visible`
         [n, m] says which of them come before a row's token."""
         regime = self._regime
-        if regime.repetition_penalty not in (None, 1.0):
+        penalty = regime.repetition_penalty
+        if penalty is not None and penalty != 1.0:
             row, slot = np.nonzero(visible & (cached < self.token_limit))
-            rows = rows.penalised(row, cached[slot], float(regime.repetition_penalty or 1.0))
+            rows = rows.penalised(row, cached[slot], penalty)
         if regime.sampled:
             rows = rows.perturbed(regime, self._noise.rows(positions, self.token_limit))
         return rows

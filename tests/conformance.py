@@ -132,7 +132,8 @@ def check_rows_agree(model: Model, prompt: Prompt, rng: np.random.Generator) -> 
     which, seen = np.repeat(np.arange(n), 3), some_tokens(model, rng, 3 * n)
     drawn = noise.rows(np.arange(n), logits.shape[1])
     expected = filters.perturbed(filters.penalised(logits, which, seen, 1.3), regime, drawn)
-    assert_equal(rows.penalised(which, seen, 1.3).perturbed(regime, drawn).logits(), expected, "shaped rows")
+    shaped_rows = rows.penalised(which, seen, 1.3).perturbed(regime, drawn)
+    np.testing.assert_allclose(shaped_rows.logits(), expected, rtol=1e-5, atol=1e-5)
 
 
 def check_capacity(model: Model, prompt: Prompt) -> None:
