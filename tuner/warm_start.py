@@ -133,6 +133,8 @@ def _theoretical(arena: Arena, space: SearchSpace, signal: SignalSpec, bins: int
         return []
     tuned = np.isin(record.sample_of, arena.tune)
     cell = np.searchsorted(space.equal_edges(signal, bins), record.signal(signal.kind, signal.top_k), side="right")
+    if any(not (tuned & (cell == i)).any() for i in range(bins)):
+        return []  # edges have three digits: a signal that hardly varies leaves a cell without a position
     accepted = record.outcome(chains[-1]).accepted
     levels = np.arange(1, len(chains) + 1)
     reach = np.array([(accepted[tuned & (cell == i), None] >= levels).mean(axis=0) for i in range(bins)])
