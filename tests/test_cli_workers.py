@@ -82,7 +82,9 @@ def test_a_password_is_in_no_file_and_no_line(run: RunFolder, tmp_path: Path) ->
     for text in (done.stdout, done.stderr, wrong.stdout, wrong.stderr):
         assert PASSWORD not in text
     run.begin(
-        TuneConfig.model_validate({**run.config().model_dump(), "search": {"storage": url}}),
+        TuneConfig.model_validate(
+            {**(saved := run.config().model_dump()), "search": {**saved["search"], "storage": url}}
+        ),
         run.pair(),
         run.fingerprint(),
     )

@@ -22,7 +22,7 @@ from profiles.config import SearchConfig
 from profiles.errors import BadInput
 from profiles.policy import CompiledPolicy, PolicySource
 from profiles.store import kernel_lock
-from tests.study_worker import BASELINES, baselines, processes, run_worker, small_replay, worker
+from tests.study_worker import BASELINES, baselines, contribute, processes, run_worker, small_replay, worker
 from tuner import sampling
 from tuner.replay import Replay
 from tuner.search import FAILED_REASON, WORKER, Search
@@ -117,7 +117,7 @@ def test_planted_a_sampler_with_one_stream_is_found_out(
     tmp_path: Path, replay: Replay, uninterrupted: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What Optuna does by itself: one generator per process, seeded once. Resumed, it draws other trials."""
-    monkeypatch.setattr(sampling.TrialSampler, "_stream", lambda self, number, name: self._joint)
+    monkeypatch.setattr(sampling.TrialSampler, "_stream", lambda self, number, name, liar: self._joint)
     for trials in (20, 52):
         search = worker(tmp_path / "journal", SETTINGS.model_copy(update={"trials": trials}), replay=replay)
         search.run(baselines(search), Budget(None))
@@ -146,8 +146,7 @@ def test_planted_a_worker_that_is_thought_alive_is_waited_for(
     place = tmp_path / "journal"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Search, "_objective", lambda self, source: (_ for _ in ()).throw(KeyboardInterrupt))
-        found = worker(place, SETTINGS, replay=replay)
-        found.run(baselines(found), Budget(None))
+        contribute(worker(place, SETTINGS, replay=replay))
     monkeypatch.setattr(JournalStudy, "alive", lambda self, name: True)
     search = worker(place, SETTINGS.model_copy(update={"trials": 4}), replay=replay)
     assert search.run(baselines(search), Rounds(6)) == 3, "the dead worker's trial was not left to it"
@@ -347,9 +346,9 @@ def test_failing_trials_do_not_poison_the_sampler(
 def test_no_default_of_the_installed_sampler_goes_unrecorded() -> None:
     recorded = sampling.sampler_settings("tpe")
     arguments = set(inspect.signature(TPESampler.__init__).parameters) - {"self", "seed"}
-    assert set(recorded) == arguments | {"stream"}
+    assert set(recorded) == arguments | {"stream", "window", "window_refresh"}
     assert not set(sampling.TPE_SETTINGS) & set(sampling.TPE_FIXED)
-    inner = sampling.TrialSampler("tpe", 1, "study", {})._stream(0, "x")
+    inner = sampling.TrialSampler("tpe", 1, "study", {})._stream(0, "x", liar=True)
     assert isinstance(inner, TPESampler)
     found = inner._parzen_estimator_parameters
     assert found.prior_weight == recorded["prior_weight"]
