@@ -23,16 +23,16 @@ from tuner.timing import Budget
 from tuner.tuning import Tuned, tune
 
 OVERRIDES: dict[str, Any] = {
-    "data.prompts": 120,
+    "data.prompts": 90,
     "grid.depth": 6,
-    "grid.widths": [1, 2, 3],
+    "grid.widths": [1, 2],
     "grid.verify_sizes": [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16],
     "grid.contexts": 2,
     "timing.samples": 15,
-    "search.trials": 250,
+    "search.trials": 150,
     "search.max_bins": 4,
     "confirm.repeats": 1,
-    "confirm.finalists": 2,
+    "confirm.finalists": 1,
 }
 """What keeps the demo within three minutes on two cores. `sage_tune profile` and `tune` use the full grid."""
 
