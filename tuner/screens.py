@@ -61,8 +61,14 @@ def scoreboard_table(
             lambda row: row.speedup_interval.text() if row.speedup_interval else f"{row.speedup_replayed:.2f}",
         ),
         ("vs\nstatic", lambda row: f"{row.gain_over_static.median:.3f}" if row.gain_over_static else ""),
-        ("of\noracle", lambda row: f"{row.share_of_oracle.median:.2f}" if row.share_of_oracle else ""),
-        ("re-\ngret", lambda row: f"{1 - row.share_of_oracle.median:.0%}" if row.share_of_oracle else ""),
+        (
+            "of oracle\n(regret)",
+            lambda row: (
+                f"{row.share_of_oracle.median:.2f} ({1 - row.share_of_oracle.median:.0%})"
+                if row.share_of_oracle
+                else ""
+            ),
+        ),
         ("speedup\nmeasured", lambda row: row.speedup_measured.text() if row.speedup_measured else ""),
     ]
     filled = [(name, cell) for name, cell in columns if any(cell(row) for row in results)]
