@@ -21,6 +21,7 @@ from benchmarks.policies import exactness_policies, made_up_costs
 from commands.opening import open_pair
 from profiles.config import GridConfig, TuneConfig
 from profiles.errors import LosslessError
+from profiles.sampling import Sampling
 from runtime.decode import generate
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
@@ -54,11 +55,11 @@ def run(pair: Pair, config: TuneConfig, samples: list[Sample], policy_limit: int
     for i, recorded in enumerate(record.samples):
         sample = by_id[recorded.id]
         prompt = pair.encoder.encode(sample.request())
-        plain = list(recorded.output)
+        plain, sampling = list(recorded.output), record.sampling(i)
         for source, policy, walk in zip(sources, policies, walks, strict=True):
-            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens, sampling=record.sampling(i))
+            live = generate(pair, prompt, policy, max_new_tokens=sample.max_new_tokens, sampling=sampling)
             counts["tokens"] += len(plain)
-            found = first_divergence(pair, prompt, plain, live.tokens, record.sampling(i))
+            found = first_divergence(pair, prompt, plain, live.tokens, sampling)
             if found is not None:
                 if found.verdict == "bug":
                     raise LosslessError(f"{sample.id}, {source.name}: {found}")
@@ -88,19 +89,24 @@ def main() -> None:
     parser.add_argument("--backend", default="onnx", choices=("onnx", "torch"))
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-p", type=float, default=1.0)
     args = parser.parse_args()
-    config = TuneConfig(model=args.model, gpu="cpu", backend=args.backend, threads=args.threads, grid=GRID)
+    sampling = Sampling(temperature=args.temperature, top_p=args.top_p)
+    config = TuneConfig(
+        model=args.model, gpu="cpu", backend=args.backend, threads=args.threads, grid=GRID, sampling=sampling
+    )
     plan, config, _ = plan_pair(config)
     path = plan.spec.calibration_path()
     if path is None:
         sys.exit(f"{args.model} ships no calibration set")
     result = run(open_pair(plan), config, load_samples(path, config.data)[: args.prompts])
-    print(f"{result['policies']} policies x {result['prompts']} held-out prompts on {args.backend}")
+    print(f"{result['policies']} policies x {result['prompts']} held-out prompts on {args.backend}, {sampling.label()}")
     print(f"rounds equal {result['rounds_equal']} of {result['rounds']}")
     print(f"tokens equal {result['tokens_equal']} of {result['tokens']}")
     for tie in result["near_ties"]:
         print(f"near tie: {tie}")
-    print(json.dumps({"backend": args.backend, **result}))
+    print(json.dumps({"backend": args.backend, "sampling": sampling.model_dump(), **result}))
 
 
 if __name__ == "__main__":

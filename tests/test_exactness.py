@@ -7,13 +7,16 @@ import pytest
 from benchmarks.replay_exactness import GRID, run
 from profiles.config import TuneConfig
 from profiles.registry import load_pair_spec
+from profiles.sampling import GREEDY, Sampling
 from runtime.pair import Pair
 from tuner.calibration import load_samples
 from tuner.plan import plan_pair
 
+SAMPLED = Sampling(temperature=0.7, top_k=50, top_p=0.9, seed=7)
 
-def measure(pair: Pair, prompts: int) -> dict[str, object]:
-    config = TuneConfig(gpu="cpu", backend=pair.target.backend, grid=GRID)  # type: ignore[arg-type]
+
+def measure(pair: Pair, prompts: int, sampling: Sampling = GREEDY) -> dict[str, object]:
+    config = TuneConfig(gpu="cpu", backend=pair.target.backend, grid=GRID, sampling=sampling)  # type: ignore[arg-type]
     path = load_pair_spec("tiny-llava-ov").calibration_path()
     assert path is not None
     samples = load_samples(path, config.data)[:prompts]
@@ -33,6 +36,18 @@ def test_replay_is_live_and_output_is_plain_on_onnx(onnx_pair: Pair) -> None:
 
 def test_replay_is_live_and_output_is_plain_on_torch(torch_pair: Pair) -> None:
     check(measure(torch_pair, 2))
+
+
+def test_sampled_replay_is_live(torch_pair: Pair) -> None:
+    check(measure(torch_pair, 1, SAMPLED))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_twenty_prompts_sampled(tiny_pair: Pair) -> None:
+    result = measure(tiny_pair, 20, SAMPLED)
+    print(result)
+    check(result)
 
 
 @pytest.mark.slow
