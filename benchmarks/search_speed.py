@@ -48,7 +48,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.run:
         run = RunFolder(args.run)
-        replay, grid = TimedReplay(load_record(run.trace), run.costs()), run.config().grid
+        table = run.costs()
+        grid = run.config().grid.restricted(table.sizes("verify"))
+        replay = TimedReplay(load_record(run.trace), table)
     else:
         replay, grid = TimedReplay(synthetic_record(), made_up_costs(GRID, (100, 300))), GRID
     settings = SearchConfig(trials=args.trials)

@@ -24,7 +24,6 @@ from rich.console import Console
 from tuner.contest import SEARCHED, by_speed, choice_samples, computed_policies, fitted_yardsticks
 from tuner.policy_search import search_policies
 from tuner.progress import Progress
-from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 from tuner.scoreboard import document, scoreboard
 from tuner.screens import scoreboard_table
@@ -64,7 +63,7 @@ def main() -> None:
         subprocess.run([sys.executable, "sage_tune.py", "profile", "--gpu", "cpu", "--out", str(folder)], check=True)
     run, progress = RunFolder(folder), Progress(Console(stderr=True))
     record, table = load_record(run.trace), run.costs()
-    arena = Arena(Replay(record, table), run.config().grid.restricted(table.sizes("verify")))
+    arena = Arena.measured(record, table, run.config().grid)
     yardsticks = fitted_yardsticks(arena, progress)
     names = {yardstick.name for yardstick in yardsticks}
     own = [policy for policy in own_policies(run, arena, args.trials, progress) if policy.name not in names]

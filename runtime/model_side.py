@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from profiles.errors import BadInput
 from profiles.families import FAMILIES
 from profiles.registry import ModelSource, PairSpec
 from runtime.model_facts import generation_settings
-from runtime.pair import eos_ids_of
+from runtime.pair import eos_ids_of, read_files
 from runtime.prompts import PromptEncoder, chat_template
 
 TOWER_FIELDS = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size")
@@ -105,33 +103,22 @@ class ModelSide:
         """Everything that decides which pixels and how many placeholders a picture becomes; empty for text only."""
         if self.processor is None:
             return {}
-        arguments = inspect.signature(type(self.processor).__init__).parameters.keys() - {"chat_template"}
-        plain = {k: v for k, v in vars(self.processor).items() if k in arguments and isinstance(v, int | float | str)}
+        from runtime.vision import reading_rules
+
+        rules = reading_rules(self.processor)
         # the lists of a file come back as tuples in some fields
-        images = {k: _as_list(v) for k, v in self.processor.image_processor.to_dict().items()}
+        images = {k: _as_list(v) for k, v in rules.pop("images").items()}
         vision = getattr(self.config, "vision_config", None)
         tower = {f"tower {name}": getattr(vision, name) for name in TOWER_FIELDS if hasattr(vision, name)}
         merge = {f"model {name}": _as_list(getattr(self.config, name, None)) for name in MERGE_FIELDS}
-        return {**images, **plain, **tower, **merge}
+        return {**images, **rules, **tower, **merge}
 
 
 def read_side(spec: PairSpec, role: str) -> ModelSide:
     """`role` is target or draft. Raises BadInput when a file is missing or a family's processor cannot be made."""
-    from transformers import AutoConfig, AutoTokenizer
-
-    from runtime.vision import load_processor
-
     given: ModelSource = getattr(spec, role)
     source = spec.resolve(given)
-    if given.path is not None and not (Path(source) / "config.json").exists():
-        raise BadInput(f"{source} holds no model (config.json is missing)")
-    try:
-        config = AutoConfig.from_pretrained(source, revision=given.revision)
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=given.revision)
-        processor = load_processor(source, given.revision, config.model_type, tokenizer)
-    except (OSError, ValueError) as error:
-        # the library's own text runs over several lines; its first one says which file or host
-        raise BadInput(f"the {role} of '{spec.name}' cannot be read: {str(error).strip().splitlines()[0]}") from error
+    config, tokenizer, processor = read_files(spec, given)
     try:
         eos_ids = eos_ids_of(generation_settings(source, given.revision), tokenizer, source)
     except BadInput:

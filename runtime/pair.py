@@ -97,11 +97,8 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
 
     plan.check_memory()
     spec = plan.spec
-    for source in (spec.target, spec.draft):
-        if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
-            raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
     (config, tokenizer, processor), (_, draft_tokenizer, draft_processor) = (
-        _reader(spec, source) for source in (spec.target, spec.draft)
+        read_files(spec, source) for source in (spec.target, spec.draft)
     )
     if spec.family is not None and spec.family != config.model_type:
         raise BadInput(f"'{spec.name}' is said to be of family '{spec.family}', its target is '{config.model_type}'")
@@ -138,17 +135,22 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     )
 
 
-def _reader(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:
-    """Configuration, tokenizer and processor of one model; no processor for a text-only one."""
+def read_files(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:
+    """Configuration, tokenizer and processor of one model, without its weights; no processor for a text-only one.
+
+    Raises BadInput when a file is missing or the family is not known.
+    """
     from transformers import AutoTokenizer
 
     from runtime.vision import load_processor
 
+    if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
+        raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
     config = read_config(spec, source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(spec.resolve(source), revision=source.revision)
         processor = load_processor(spec.resolve(source), source.revision, config.model_type, tokenizer)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         # the library's own text runs over several lines; its first one says which file or host
         raise BadInput(f"'{spec.name}' cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     return config, tokenizer, processor

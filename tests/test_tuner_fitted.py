@@ -22,6 +22,7 @@ from tuner.replay import Replay
 from tuner.space import MAX_DROP, MAX_RISE, SearchSpace
 from tuner.warm_start import best_cells, first_trials
 from tuner.yardsticks.base import Arena
+from tuner.yardsticks.sage_paper import sage_paper
 from tuner.yardsticks.single import best_chain, best_single, best_static, grid_tiers
 
 __all__ = ["record"]
@@ -110,3 +111,17 @@ def test_cells_keep_to_the_rules_of_the_space(arena: Arena) -> None:
         assert all(0 <= drop <= MAX_DROP for drop in drops) and all(0 <= rise <= MAX_RISE for rise in rises)
         total = sum(costs[i, tiers.index(tier)] for i, tier in enumerate(chosen))
         assert total <= costs.sum(axis=0).min() + 1e-9, "one tier for all cells is a monotone policy too"
+
+
+def test_a_fitted_tree_asks_no_entropy_that_was_not_recorded(record: Record) -> None:
+    """Eight log-probabilities are on record, fewer than the default k."""
+    arena = Arena(Replay(record, costs()), SMALL_GRID)
+    tree = fit_policy(arena, stops_of(arena, 2), 8).source.growth
+    assert tree is not None and tree.top_k == record.manifest.signal_logprobs == 8
+
+
+def test_the_papers_policy_is_left_out_where_its_rule_is_not_on_record(record: Record) -> None:
+    """Its own-probability floor depends on the depth, which a grid that ran out of memory no longer has."""
+    paper = SMALL_GRID.sage_paper.model_copy(update={"threshold_on": "own"})
+    arena = Arena(Replay(record, costs()), SMALL_GRID.model_copy(update={"sage_paper": paper}))
+    assert sage_paper(arena) is None

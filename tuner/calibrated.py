@@ -47,7 +47,7 @@ def variants(grid: GridConfig) -> int:
 def calibrated(arena: Arena, width: int, bins: int) -> TablePolicy:
     """Gates and price of time in turn, from the price of plain decoding; the best policy met on the way."""
     replay = arena.replay
-    signal = SignalSpec(top_k=min(SignalSpec().top_k, replay.record.manifest.signal_logprobs))
+    signal = SignalSpec(top_k=replay.record.default_top_k)
     values = replay.record.signal(signal.kind, signal.top_k)
     tuned = np.isin(replay.record.sample_of, arena.tune)
     edges = edges_at(values[tuned], np.arange(1, bins) / bins)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.measurement import Curve, CurvePart, CurvePoint
-from profiles.policy import MAX_NODES, SignalKind, SignalSpec, Tier, pool_size
+from profiles.policy import MAX_NODES, SignalKind, Tier, pool_size
 from tuner.association import association, bins_of
 from tuner.outcomes import Record
 from tuner.statistics import Floats, Ints, clustered_mean
@@ -35,8 +35,7 @@ def reference_tier(record: Record) -> Tier:
 
 def recorded_signals(record: Record) -> dict[str, Floats]:
     """[N] values of every kind of signal, by its name."""
-    top_k = min(SignalSpec().top_k, record.manifest.signal_logprobs)
-    return {kind: record.signal(kind, top_k) for kind in get_args(SignalKind)}
+    return {kind: record.signal(kind, record.default_top_k) for kind in get_args(SignalKind)}
 
 
 def acceptance_curves(record: Record, signals: Mapping[str, Floats] | None = None) -> list[Curve]:

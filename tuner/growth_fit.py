@@ -14,13 +14,14 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from profiles.config import GridConfig
 from profiles.growth import FEATURES, GO_ON, MAX_LEAVES, Feature, GrowthTree
-from profiles.policy import DraftRule, PolicySource, SignalSpec, Tier, pool_size
+from profiles.policy import DraftRule, PolicySource, SignalKind, Tier, pool_size
 from tuner.cost_model import Floats
 from tuner.drafts import Ints, decided
 from tuner.yardsticks.base import Arena, TablePolicy
@@ -35,7 +36,6 @@ MIN_SHARE = 0.004
 ELSEWHERE = 0.05
 """Weight of decisions at levels that the present tree does not reach, against 1 for those it does: the next one may
 reach them. One in `1 / (2 * ELSEWHERE)` of them is kept, at half weight."""
-SIGNAL_TOP_K = SignalSpec().top_k
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Stops:
     """[L, S, P] tokens, bonus included."""
     values: dict[Feature, Floats]
     """[L, P] what the tree may ask."""
+    top_k: int
+    """k of the entropies among them."""
 
     def cost_ns(self, token_ns: float) -> Floats:
         """[P, L, S + 1]: going on is column 0 and still unknown, the rest are the verify sizes."""
@@ -82,10 +84,9 @@ def stops_of(arena: Arena, width: int) -> Stops:
     values: dict[Feature, Floats] = {
         name: np.stack([features[name][at] for features in by_level]) for name in by_level[0]
     }
-    for kind in ("entropy", "one_minus_top1", "one_minus_margin", "target_entropy"):
-        signal = record.signal(kind, min(SIGNAL_TOP_K, record.manifest.signal_logprobs))[at]
-        values[kind] = np.broadcast_to(signal, (depth, len(at)))
-    return Stops(tier, at, sizes, time_ns, emitted, values)
+    for kind in get_args(SignalKind):
+        values[kind] = np.broadcast_to(record.signal(kind, record.default_top_k)[at], (depth, len(at)))
+    return Stops(tier, at, sizes, time_ns, emitted, values, record.default_top_k)
 
 
 def growth_policies(arena: Arena, on_fit: Callable[[], None] = lambda: None) -> list[TablePolicy]:
@@ -135,21 +136,21 @@ def fit_policy(arena: Arena, stops: Stops, leaves: int) -> TablePolicy:
             costs[:, level, 0] = value if level + 1 < depth else costs[:, level, -1]
             value = costs[np.arange(positions), level, actions[level]]
         weight = np.where(reached, 1.0, np.where(kept, 0.5, 0.0))
-        tree = _fitted(codes, np.moveaxis(costs, 0, 1), weight, stops.sizes, leaves)
+        tree = _fitted(codes, np.moveaxis(costs, 0, 1), weight, stops, leaves)
     assert best is not None
     return best[1]
 
 
 def _first_tree(stops: Stops) -> GrowthTree:
     """Go on while the best path is more likely than not, then verify a node per level and a few beside."""
-    size = stops.sizes[min(len(stops.sizes) // 2, len(stops.sizes) - 1)]
+    size = stops.sizes[len(stops.sizes) // 2]
     return GrowthTree(
         features=("best",),
         thresholds=(float(np.log(0.5)),),
         left=(-1,),
         right=(-2,),
         leaves=(size, GO_ON),
-        top_k=SIGNAL_TOP_K,
+        top_k=stops.top_k,
     )
 
 
@@ -201,7 +202,7 @@ class _Leaf:
     """(gain, feature, code)"""
 
 
-def _fitted(codes: _Codes, costs: Floats, weight: Floats, sizes: tuple[int, ...], leaves: int) -> GrowthTree:
+def _fitted(codes: _Codes, costs: Floats, weight: Floats, stops: Stops, leaves: int) -> GrowthTree:
     """Best-first: the leaf whose split saves most is split next. `costs` [L, P, A], `weight` [L, P]."""
     flat = (costs * weight[:, :, None]).reshape(-1, costs.shape[2])
     weights = weight.reshape(-1)
@@ -236,14 +237,14 @@ def _fitted(codes: _Codes, costs: Floats, weight: Floats, sizes: tuple[int, ...]
     for number, leaf in enumerate(ends):
         if leaf.parent >= 0:
             children[leaf.parent][leaf.side] = -1 - number
-    values = (GO_ON, *sizes)
+    values = (GO_ON, *stops.sizes)
     return GrowthTree(
         features=tuple(features),
         thresholds=tuple(thresholds),
         left=tuple(pair[0] for pair in children),
         right=tuple(pair[1] for pair in children),
         leaves=tuple(values[leaf.action] for leaf in ends),
-        top_k=SIGNAL_TOP_K,
+        top_k=stops.top_k,
     )
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from profiles.errors import EnvelopeError, ProfileError
 from profiles.growth import Feature, GrowthTree
-from profiles.policy import DraftRule, SignalKind, Tier
+from profiles.policy import DraftRule, SignalKind, SignalSpec, Tier
 from profiles.sampling import Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.policy.signals import asked, compute, is_entropy, of_target
@@ -55,6 +55,11 @@ class Record:
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self._frame[name].to_numpy()
+
+    @property
+    def default_top_k(self) -> int:
+        """The default k of an entropy, or as many log-probabilities as were recorded where they are fewer."""
+        return min(SignalSpec().top_k, self.manifest.signal_logprobs)
 
     def signal(self, kind: SignalKind, top_k: int) -> npt.NDArray[np.float64]:
         """[N] a signal where a round starts, without lag or smoothing. Raises EnvelopeError for too large a k."""

@@ -14,7 +14,6 @@ from profiles.config import TuneConfig
 from profiles.locations import redacted
 from profiles.measurement import CostTable
 from tuner.progress import Progress
-from tuner.replay import Replay
 from tuner.run_folder import RunFolder
 from tuner.search import Search
 from tuner.timing import Budget
@@ -87,7 +86,7 @@ def search_only(
     config: TuneConfig, place: str | Path, trace: str | Path, table: CostTable, budget: Budget, progress: Progress
 ) -> Contribution:
     """Run trials of the study and nothing else: needs the record and the cost table, no model and no device."""
-    arena = Arena(Replay(load_record(trace), table), config.grid.restricted(table.sizes("verify")))
+    arena = Arena.measured(load_record(trace), table, config.grid)
     search, trials = search_policies(config, place, trace, arena, budget, progress)
     best = max((candidate.speedup_tune for candidate in search.candidates(1)), default=0.0)
     return Contribution(search.name, trials, config.search.trials, search.ran, best)
@@ -96,10 +95,10 @@ def search_only(
 def plan(config: TuneConfig, run: RunFolder) -> str:
     """The plan of a `tune` run, with times from the cost table and from replaying the fixed tiers."""
     record = load_record(run.trace)
-    replay = Replay(record, run.costs())
-    tiers = grid_tiers(config.grid)
+    arena = Arena.measured(record, run.costs(), config.grid)
+    replay, tiers = arena.replay, grid_tiers(arena.grid)
     start = time.monotonic()
-    best_single("", tiers, Arena(replay, config.grid))
+    best_single("", tiers, arena)
     replay_s = (time.monotonic() - start) / len(tiers)
     limits, search = config.confirm, config.search
     choosing = record.split_samples("select")[: limits.select_prompts]

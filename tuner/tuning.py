@@ -21,7 +21,6 @@ from tuner.outcomes import Record
 from tuner.policy_search import search_policies, search_share
 from tuner.profiling import samples_of
 from tuner.progress import Progress
-from tuner.replay import Replay
 from tuner.run_folder import RunFolder, RunRow
 from tuner.scoreboard import scoreboard
 from tuner.timing import Budget
@@ -53,8 +52,7 @@ def tune(
     Raises Inconclusive when the budget ends before every arm ran on three prompts of each held-out split.
     """
     record, table, curves = load_record(run.trace), run.costs(), run.curves()
-    # sizes that ran out of memory were not timed: no yardstick and no trial may ask for them
-    arena = Arena(Replay(record, table), config.grid.restricted(table.sizes("verify")))
+    arena = Arena.measured(record, table, config.grid)
     search, trials = search_policies(config, run.study_place(config), run.trace, arena, search_share(budget), progress)
     contest = hold_contest(arena, search, config.confirm.finalists, progress)
 

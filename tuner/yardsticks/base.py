@@ -8,9 +8,11 @@ from functools import cached_property
 from typing import Protocol
 
 from profiles.config import GridConfig
+from profiles.measurement import CostTable
 from profiles.policy import CompiledPolicy, PolicySource
 from runtime.policy.compile import compile_policy
 from tuner.drafts import Ints
+from tuner.outcomes import Record
 from tuner.replay import Agent, Replay, Walk
 
 
@@ -20,6 +22,11 @@ class Arena:
 
     replay: Replay
     grid: GridConfig
+
+    @classmethod
+    def measured(cls, record: Record, table: CostTable, grid: GridConfig) -> Arena:
+        """The arena of a run. Sizes that ran out of memory were not timed, so nobody may ask for them."""
+        return cls(Replay(record, table), grid.restricted(table.sizes("verify")))
 
     @cached_property
     def tune(self) -> Ints:

@@ -8,8 +8,9 @@ SAGE_PAPER = "sage-paper"
 
 
 def sage_paper(arena: Arena) -> TablePolicy | None:
-    """None when its drafting rule is not recorded."""
-    grid = arena.grid
-    if not grid.sage_paper.record:
+    """None when a drafting rule of it is not recorded: none was wanted, or they were those of a larger grid."""
+    grid, recorded = arena.grid, arena.replay.record.manifest.rules
+    source = grid.sage_paper.source(grid.depth, grid.widths, grid.max_nodes)
+    if any(tier.draft_rule not in recorded for tier in source.tiers):
         return None
-    return TablePolicy(SAGE_PAPER, grid.sage_paper.source(grid.depth, grid.widths, grid.max_nodes), arena)
+    return TablePolicy(SAGE_PAPER, source, arena)
