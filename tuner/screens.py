@@ -22,7 +22,7 @@ from runtime.records import Generation
 from tuner.roofline import Estimate
 
 PICTURE_COLUMNS = 42
-MANY_TIERS = 4
+MANY_TIERS = 2
 """A row with more tiers than this names the first and the last."""
 
 
@@ -49,10 +49,14 @@ def scoreboard_table(
         "its own, regret = the rest"
     )
     table = Table(
-        title=title, caption=f"{caption}; {notes}" if caption else notes, caption_justify="left", title_justify="left"
+        title=title,
+        caption=f"{caption}; {notes}" if caption else notes,
+        caption_justify="left",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("policy", no_wrap=True)
-    table.add_column("depth,width,nodes", overflow="fold", max_width=34)
+    table.add_column("depth,width,nodes", overflow="fold", min_width=18, max_width=34)
     columns: list[tuple[str, Callable[[PolicyResult], str]]] = [
         ("accept-\nance", lambda row: f"{row.acceptance_length:.2f}"),
         ("rounds", lambda row: str(row.rounds)),
@@ -77,7 +81,7 @@ def scoreboard_table(
     for row in results:
         labels = " | ".join(dict.fromkeys(row.tiers))
         if len(row.tiers) > MANY_TIERS:
-            labels = f"{row.tiers[0]} … {row.tiers[-1]} ({len(row.tiers)} tiers)"
+            labels = f"{row.tiers[0]} to {row.tiers[-1]}"
         ships = row.name == shipped
         table.add_row(
             f"★ {row.name}" if ships else row.name,
