@@ -53,4 +53,9 @@ def _sampling_regime(raw: Document) -> Document:
     return {**raw, "regime": {**kept, "sampling": AS_MADE.regime().model_dump(mode="json")}}
 
 
-_STEPS: dict[int, Callable[[Document], Document]] = {1: _shipped_row_by_name, 2: _sampling_regime}
+def _defaults_only(raw: Document) -> Document:
+    """3 to 4: draft-side pruning came. That it was absent is what its default says."""
+    return raw
+
+
+_STEPS: dict[int, Callable[[Document], Document]] = {1: _shipped_row_by_name, 2: _sampling_regime, 3: _defaults_only}

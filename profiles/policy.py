@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from profiles.frozen import Frozen
 from profiles.growth import GrowthTree
+from profiles.pruning import NO_PRUNING, Pruning
 
 MAX_DEPTH = 32
 MAX_WIDTH = 32
@@ -213,6 +214,7 @@ class PolicySource(Frozen):
     safe: Tier = Tier(depth=0, nodes=0)
     monotone: bool = True
     growth: GrowthTree | None = None
+    pruning: Pruning = NO_PRUNING
 
     @model_validator(mode="after")
     def _shape(self) -> Self:
@@ -255,6 +257,8 @@ class CompiledPolicy(Frozen):
     context_max: int
     """Largest context (tokens) that was tuned; beyond it the safe tier is used and counted."""
     growth: GrowthTree | None = None
+    pruning: Pruning = NO_PRUNING
+    """Visual tokens that the draft does without; one choice per request, made when its prompt is read."""
 
     @model_validator(mode="after")
     def _total(self) -> Self:

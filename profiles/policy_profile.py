@@ -16,7 +16,7 @@ from profiles.policy import CompiledPolicy, PolicySource
 from profiles.provenance import Fingerprint, digest
 from profiles.sampling import AS_MADE, SamplingRegime
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 DECISION_KEYS: Final = ("schema_version", "pair", "regime", "policy")
 """What `digest` covers; `evidence_digest` covers the rest."""
 DIGEST_KEYS: Final = ("digest", "evidence_digest")
@@ -96,7 +96,7 @@ class Evidence(Frozen):
 
 
 class PolicyProfile(Frozen):
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     name: str
     pair: PairRecord
     regime: Regime

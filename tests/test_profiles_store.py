@@ -12,11 +12,12 @@ from profiles.admission import admit, outside_regime, sampling_notes, sampling_o
 from profiles.errors import BadInput, ProfileError
 from profiles.policy_profile import PolicyProfile
 from profiles.provenance import canonical_json
+from profiles.pruning import NO_PRUNING
 from profiles.sampling import AS_MADE, Sampling, SamplingRegime
 from profiles.store import atomic_path, load_profile, save_profile, write_json
 from tests.samples import MACHINE, pair_record, sample_profile
 
-OLD = Path(__file__).parent / "fixtures" / "profile_v1.sage.json"
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 @pytest.fixture
@@ -36,10 +37,12 @@ def test_freezing_again_gives_the_same_bytes(saved: Path) -> None:
     assert saved.read_bytes() == before
 
 
-def test_old_profiles_are_still_read() -> None:
-    """Written by schema 1. A newer schema must keep reading this very file."""
-    profile = load_profile(OLD)
-    assert profile.shipped == "adaptive" and profile.regime.sampling == AS_MADE.regime()
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_old_profiles_are_still_read(version: int) -> None:
+    """Written by an older schema. A newer one must keep reading this very file."""
+    profile = load_profile(FIXTURES / f"profile_v{version}.sage.json")
+    assert profile.shipped in ("adaptive", "static") and profile.regime.sampling == AS_MADE.regime()
+    assert profile.policy.pruning == profile.source.pruning == NO_PRUNING
 
 
 def test_any_flipped_byte_is_found(saved: Path) -> None:
@@ -77,7 +80,7 @@ def test_a_changed_number_names_the_evidence(saved: Path) -> None:
     [
         (lambda raw: raw["policy"].update(egdes=[0.2]), r"unknown key 'policy.egdes', did you mean 'edges'\?"),
         (lambda raw: raw["policy"]["tiers"][0].update(widht=2), r"'policy.tiers.0.widht', did you mean 'width'\?"),
-        (lambda raw: raw.update(schema_version=4), "schema version 4, newer than the 3"),
+        (lambda raw: raw.update(schema_version=5), "schema version 5, newer than the 4"),
         (lambda raw: raw.pop("policy"), "policy: Field required"),
     ],
 )

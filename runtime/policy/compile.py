@@ -73,4 +73,5 @@ def compile_policy(source: PolicySource, verify_sizes: tuple[int, ...], context_
         max_nodes=max(tier.nodes for tier in tiers),
         context_max=context_max,
         growth=source.growth,
+        pruning=source.pruning,
     )
