@@ -10,7 +10,6 @@ Commands parse first and import models later, so that help answers at once.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from commands.doctor import doctor
+from commands.known import gpus, models
 from commands.lint import lint
 from commands.opening import open_configured
 from commands.options import (
@@ -55,12 +55,12 @@ from commands.options import (
     require_together,
     seconds,
 )
-from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
+from commands.run import run
 from profiles.config import load_config, retuned
 from profiles.config_text import to_toml
 from profiles.errors import BadInput, SageError
-from profiles.registry import gpu_names, load_gpu_spec, load_pair_spec, model_names, named_pair
-from profiles.store import load_profile, write_text
+from profiles.registry import load_pair_spec
+from profiles.store import write_text
 
 app = typer.Typer(
     add_completion=False,
@@ -69,8 +69,8 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-app.command()(doctor)
-app.command()(lint)
+for command in (run, doctor, lint, models, gpus):
+    app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
@@ -212,78 +212,6 @@ def tune(
 
 
 @app.command()
-def run(
-    profile_path: Annotated[Path, typer.Option("--profile", help="policy profile (*.sage.json)")],
-    prompt: Annotated[str, typer.Option("--prompt", help="what to ask")],
-    image: Annotated[list[Path] | None, typer.Option("--image", help="picture; may be repeated")] = None,
-    video: Annotated[
-        list[Path] | None, typer.Option("--video", help="frames: a folder, an animated picture, or repeated")
-    ] = None,
-    model: Model = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
-    temperature: Annotated[
-        float | None, typer.Option("--temperature", help="0 is greedy; without flags as the profile was tuned")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="keep the k most probable tokens, 0 all")] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="keep the fewest tokens whose probability reaches p")
-    ] = None,
-    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="seed of sampling; the same gives the same tokens")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
-    stats: Annotated[bool, typer.Option("--stats", help="rounds, acceptance, tiers, digest")] = False,
-    as_json: Json = False,
-) -> None:
-    """Decode one request with a frozen profile, streaming."""
-    frozen = load_profile(profile_path)
-    sampling = sampling_of(
-        frozen, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
-    )
-    from runtime.prompts import ask
-
-    request = ask(prompt, image or [], video or [])
-    from runtime.decode import generate
-    from tuner.machine import fingerprint
-    from tuner.screens import stats_table
-
-    saved = frozen.fingerprint
-    config = load_config(
-        None,
-        {
-            **named_pair(frozen.pair, model),
-            "gpu": "cpu" if saved.device == "cpu" else "auto",
-            "backend": "onnx" if saved.backend == "onnx" else "torch",
-            "dtype": saved.dtype,
-            "device_map": saved.device_map,
-            "threads": min(saved.threads, len(os.sched_getaffinity(0))),
-        },
-    )
-    pair, config, device = open_configured(config)
-    notes = admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads))
-    notes += sampling_notes(frozen, sampling, pair.repetition_penalty)
-    policy = frozen.policy
-    if reasons := outside_regime(frozen, request.modality, sampling):
-        notes += [f"{reason}; using the safe tier ({policy.tiers[policy.safe].label()})" for reason in reasons]
-        policy = policy.model_copy(update={"context_max": 0})
-    for note in notes:
-        err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
-    generation = generate(
-        pair,
-        pair.encoder.encode(request),
-        policy,
-        max_new_tokens=max_new_tokens,
-        stop_strings=stop or (),
-        on_text=lambda text: print(text, end="", flush=True),
-        sampling=sampling,
-    )
-    print()
-    if stats:
-        out.print(stats_table(generation, policy, frozen.digest))
-    if as_json:
-        print_json({**generation.document(), "sampling": sampling.model_dump(), "digest": frozen.digest})
-
-
-@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="file to write")] = Path("sage.toml"),
     model: Model = None,
@@ -297,30 +225,6 @@ def init(
     load_pair_spec(config.model)
     write_text(path, to_toml(config))
     out.print(f"wrote {path}; next: sage_tune profile --config {path}")
-
-
-@app.command()
-def models() -> None:
-    """Pairs that are known by name, and which of them fit this machine."""
-    from tuner.machine import find_device
-    from tuner.screens import models_table
-
-    device = find_device("auto")
-    out.print(models_table([load_pair_spec(name) for name in model_names()], device.memory_bytes))
-    memory = "" if device.memory_bytes is None else f", {device.memory_bytes / (1 << 30):.0f} GiB"
-    out.print(f"this machine: {device.product}{memory}; a pair that does not fit one device may fit several")
-
-
-@app.command()
-def gpus() -> None:
-    """Devices that are known by name, and what this machine is."""
-    from tuner.machine import accelerators, core_count, find_device
-    from tuner.screens import gpus_table
-
-    here = {device.spec_name for device in accelerators()} | {"cpu"}
-    out.print(gpus_table([load_gpu_spec(name) for name in gpu_names()], here))
-    device = find_device("auto")
-    out.print(f"this machine: {device.product} ({device.arch}, {core_count()} cores), used by --gpu auto")
 
 
 def main() -> None:

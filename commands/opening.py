@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from commands.options import err
-from profiles.config import TuneConfig
+from profiles.config import TuneConfig, load_config
 from profiles.families import require_graph
-from profiles.registry import ModelSource
+from profiles.policy_profile import PolicyProfile
+from profiles.registry import ModelSource, named_pair
 
 if TYPE_CHECKING:
     from runtime.pair import Pair, PairPlan
@@ -62,3 +63,21 @@ def open_configured(config: TuneConfig, keep_to_cores: bool = True) -> tuple[Pai
     if keep_to_cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: plan.threads])
     return open_pair(plan), resolved, device
+
+
+def open_profile(frozen: PolicyProfile, model: str | None = None) -> tuple[Pair, TuneConfig, Device]:
+    """The pair that a profile was tuned for, on the backend, dtype and threads that it was tuned with. `model` names
+    it where the profile's own name does not. Whether profile and machine fit is `profiles.admission`'s to say."""
+    saved = frozen.fingerprint
+    config = load_config(
+        None,
+        {
+            **named_pair(frozen.pair, model),
+            "gpu": "cpu" if saved.device == "cpu" else "auto",
+            "backend": "onnx" if saved.backend == "onnx" else "torch",
+            "dtype": saved.dtype,
+            "device_map": saved.device_map,
+            "threads": min(saved.threads, len(os.sched_getaffinity(0))),
+        },
+    )
+    return open_configured(config)

@@ -1,0 +1,72 @@
+"""`sage_tune run`: decode one request with a frozen profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from commands.opening import open_profile
+from commands.options import Json, Model, err, out, print_json
+from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
+from profiles.store import load_profile
+
+
+def run(
+    profile_path: Annotated[Path, typer.Option("--profile", help="policy profile (*.sage.json)")],
+    prompt: Annotated[str, typer.Option("--prompt", help="what to ask")],
+    image: Annotated[list[Path] | None, typer.Option("--image", help="picture; may be repeated")] = None,
+    video: Annotated[
+        list[Path] | None, typer.Option("--video", help="frames: a folder, an animated picture, or repeated")
+    ] = None,
+    model: Model = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 256,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 is greedy; without flags as the profile was tuned")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="keep the k most probable tokens, 0 all")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="keep the fewest tokens whose probability reaches p")
+    ] = None,
+    repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="seed of sampling; the same gives the same tokens")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="rounds, acceptance, tiers, digest")] = False,
+    as_json: Json = False,
+) -> None:
+    """Decode one request with a frozen profile, streaming."""
+    frozen = load_profile(profile_path)
+    sampling = sampling_of(
+        frozen, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
+    )
+    from runtime.prompts import ask
+
+    request = ask(prompt, image or [], video or [])
+    from runtime.decode import generate
+    from tuner.machine import fingerprint
+    from tuner.screens import stats_table
+
+    pair, _, device = open_profile(frozen, model)
+    notes = admit(frozen, pair.record, fingerprint(pair.target, device, pair.threads))
+    notes += sampling_notes(frozen, sampling, pair.repetition_penalty)
+    policy = frozen.policy
+    if reasons := outside_regime(frozen, request.modality, sampling):
+        notes += [f"{reason}; using the safe tier ({policy.tiers[policy.safe].label()})" for reason in reasons]
+        policy = policy.model_copy(update={"context_max": 0})
+    for note in notes:
+        err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+    generation = generate(
+        pair,
+        pair.encoder.encode(request),
+        policy,
+        max_new_tokens=max_new_tokens,
+        stop_strings=stop or (),
+        on_text=lambda text: print(text, end="", flush=True),
+        sampling=sampling,
+    )
+    print()
+    if stats:
+        out.print(stats_table(generation, policy, frozen.digest))
+    if as_json:
+        print_json({**generation.document(), "sampling": sampling.model_dump(), "digest": frozen.digest})
