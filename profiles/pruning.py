@@ -31,6 +31,10 @@ class Pruning(Frozen):
             raise ValueError(f"ratio > 0 belongs to uniform and verifier, got {self.kind} with ratio {self.ratio}")
         return self
 
+    def stem(self) -> str:
+        """Name of what was recorded under it: `none`, `uniform0.9`."""
+        return "none" if self.kind == "none" else f"{self.kind}{self.ratio:g}"
+
     def label(self) -> str:
         """`uniform 0.9`; empty without pruning."""
         return "" if self.kind == "none" else f"{self.kind} {self.ratio:g}"

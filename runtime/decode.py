@@ -26,6 +26,7 @@ from runtime.policy.growth import Growth
 from runtime.policy.signals import needs_target, of_round
 from runtime.policy.tree import Pool, Tree, ancestor_mask, padded_size, select
 from runtime.prompts import Prompt
+from runtime.pruning import pruned
 from runtime.records import Generation, StepRecord
 from runtime.sampling import shaped
 
@@ -64,17 +65,20 @@ def generate(
     unseen = rows.argmax().tolist()
     certainty = rows.top(signal_k)[1][0] if ask_target else None
     target_prefill_ns = time.perf_counter_ns() - start
-    drafter = None
+    drafter, draft_prefill_ns, draft_dropped = None, 0, 0
     if controller.drafts:
         drafted = policy.max_width * max(policy.max_depth - 1, 0)
-        drafter = Drafter(pair.draft, prompt, len(prompt) + max_new_tokens + drafted + 2, positions, signal_k)
+        start = time.perf_counter_ns()
+        read = pruned(prompt, policy.pruning, lambda: target.prompt_attention(prompt))
+        drafter = Drafter(pair.draft, read, len(prompt) + max_new_tokens + drafted + 2, positions, signal_k)
+        draft_prefill_ns, draft_dropped = time.perf_counter_ns() - start, read.draft_dropped
     generation = Generation(
         tokens=output.tokens,
         text="",
         finished="length",
         prompt_tokens=len(prompt),
         target_prefill_ns=target_prefill_ns,
-        draft_prefill_ns=drafter.prefill_ns if drafter else 0,
+        draft_prefill_ns=draft_prefill_ns,
     )
     output.take(unseen)
     output.stream()
@@ -114,6 +118,7 @@ def generate(
             StepRecord(
                 position=position,
                 context=context,
+                draft_context=context - draft_dropped,
                 tier=tier,
                 signal=signal,
                 caught_up=caught_up,

@@ -1,8 +1,9 @@
-"""A draft that reads pictures by rules of its own: other tiles, or another number of placeholders per tile.
+"""A draft that reads a prompt otherwise than the target: by picture rules of its own, or without some visual rows.
 
 Everything above a session counts cache rows by the target's prompt. The session here answers as if the draft's
-prompt were just as long, and shifts rows and positions by the difference. Every later token sees the whole prompt
-in both countings, so nothing is lost.
+prompt were just as long, and shifts rows and positions by the difference. The two shifts differ where rows were
+left out: those that stay keep their positions. Every later token sees the whole prompt in both countings, so
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from runtime.prompts import Prompt
 
 @final
 class OwnPromptSession(Session):
-    """A session whose own prompt has `inner.length` rows and is shown as `shown` rows."""
+    """A session whose own prompt has `inner.length` rows and is shown as `shown` rows; the token after it stands
+    `position_shift` positions later than is shown."""
 
-    def __init__(self, inner: Session, shown: int) -> None:
-        self._inner, self._shown = inner, shown
+    def __init__(self, inner: Session, shown: int, position_shift: int) -> None:
+        self._inner, self._shown, self._position_shift = inner, shown, position_shift
         self._shift = inner.length - shown
         self.length, self.capacity = shown, inner.capacity - self._shift
 
@@ -30,7 +32,7 @@ class OwnPromptSession(Session):
             raise ValueError("every token after a prompt must see the whole prompt")
         prompt = np.ones((len(tokens), self._shown + self._shift), dtype=np.bool_)
         return self._inner.forward(
-            tokens, positions + self._shift, np.concatenate([prompt, visible[:, self._shown :]], axis=1)
+            tokens, positions + self._position_shift, np.concatenate([prompt, visible[:, self._shown :]], axis=1)
         )
 
     def _compact(self, base: int, rows: list[int]) -> None:
@@ -56,8 +58,7 @@ class OwnPromptModel(Model):
         if prompt.draft is None:
             return self._model.open(prompt, capacity, positions)
         self.check_capacity(len(prompt), capacity, positions)
-        shift = len(prompt.draft) - len(prompt)
-        session, rows = self._model.open(
-            prompt.draft, capacity + shift, None if positions is None else positions + shift
-        )
-        return OwnPromptSession(session, len(prompt)), rows
+        row_shift, position_shift = prompt.draft.rows - len(prompt), len(prompt.draft) - len(prompt)
+        longest = capacity if positions is None else positions
+        session, rows = self._model.open(prompt.draft, capacity + row_shift, longest + position_shift)
+        return OwnPromptSession(session, len(prompt), position_shift), rows

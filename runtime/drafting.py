@@ -22,9 +22,7 @@ class Drafter:
 
     def __init__(self, model: Model, prompt: Prompt, capacity: int, positions: int, top_k: int) -> None:
         """`top_k` children of the root are read every round: the signal and the widest tier need them."""
-        start = time.perf_counter_ns()
         self._session, _ = model.open(prompt, capacity, positions)
-        self.prefill_ns = time.perf_counter_ns() - start
         self._top_k = top_k
         self._root: tuple[IntArray, FloatArray] | None = None
         self._committed = self._session.length

@@ -102,6 +102,18 @@ def read_config(spec: PairSpec, source: ModelSource) -> Any:
     return config
 
 
+def placeholder_ids(config: Any) -> dict[str, int]:
+    """Ids that a model replaces by picture or video features, by what they stand for; none for a text-only one."""
+    found = {}
+    for kind in ("image", "video"):
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                found[kind] = value
+                break
+    return found
+
+
 def generation_settings(source: str, revision: str | None) -> dict[str, Any]:
     """A model's own generation settings by name; none when it ships none."""
     from transformers import GenerationConfig

@@ -10,7 +10,7 @@ from typing import Any
 from profiles.errors import BadInput
 from profiles.families import FAMILIES
 from profiles.registry import ModelSource, PairSpec
-from runtime.model_facts import generation_settings
+from runtime.model_facts import generation_settings, placeholder_ids
 from runtime.pair import eos_ids_of, read_files
 from runtime.prompts import PromptEncoder, chat_template
 
@@ -55,14 +55,7 @@ class ModelSide:
 
     def placeholders(self) -> dict[str, int]:
         """Ids that the model replaces by picture or video features, by what they stand for."""
-        found = {}
-        for kind in ("image", "video"):
-            for name in (f"{kind}_token_id", f"{kind}_token_index"):
-                value = getattr(self.config, name, None)
-                if isinstance(value, int):
-                    found[kind] = value
-                    break
-        return found
+        return placeholder_ids(self.config)
 
     def reserved_ids(self) -> frozenset[int]:
         """Ids that are no text: special and added tokens, placeholders."""
@@ -85,7 +78,7 @@ class ModelSide:
 
     def encoder(self) -> PromptEncoder:
         reads = ("text",) if self.processor is None else FAMILIES[self.config.model_type].reads
-        return PromptEncoder(self.tokenizer, self.processor, reads=reads)
+        return PromptEncoder(self.tokenizer, self.processor, reads=reads, placeholders=self.placeholders().values())
 
     def render(self, messages: list[dict[str, Any]]) -> str | None:
         """A conversation through this side's own chat template; None when it has none. The template's own errors

@@ -15,7 +15,7 @@ from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
 from runtime.draft_prompts import OwnPromptModel
-from runtime.model_facts import generation_settings, needed_gib, read_config
+from runtime.model_facts import generation_settings, needed_gib, placeholder_ids, read_config
 from runtime.processors import repetition_penalty
 from runtime.prompts import PromptEncoder, chat_template
 
@@ -125,8 +125,8 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     return Pair(
         spec=spec,
         target=target,
-        draft=draft if draft_processor is None else OwnPromptModel(draft),
-        encoder=PromptEncoder(tokenizer, processor, draft_processor, reads),
+        draft=OwnPromptModel(draft),
+        encoder=PromptEncoder(tokenizer, processor, draft_processor, reads, placeholder_ids(config).values()),
         eos_ids=eos_ids_of(settings, tokenizer, spec.resolve(spec.target)),
         record=_record(spec, tokenizer, processor, draft_processor),
         threads=plan.threads,

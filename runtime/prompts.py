@@ -6,7 +6,7 @@ expanded plus the tensors that the vision tower takes. Images go into the prefil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,25 @@ class Prompt:
     input_ids: IntArray
     vision: dict[str, Any]
     modality: Modality
+    visual: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Rows that stand for pictures or frames, ascending."""
+    kept: IntArray | None = None
+    """Rows that enter the decoder, ascending; None for all. The vision tower sees every one."""
     draft: Prompt | None = None
-    """The same request as the draft reads it, when its pictures take other placeholders than the target's."""
+    """The same request as the draft reads it, where it reads other placeholders than the target, or fewer."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def rows(self) -> int:
+        """Rows that a prefill puts into the cache."""
+        return len(self) if self.kept is None else len(self.kept)
+
+    @property
+    def draft_dropped(self) -> int:
+        """Visual rows that the draft does without."""
+        return 0 if self.draft is None else len(self.draft) - self.draft.rows
 
     def extended(self, tokens: IntArray) -> Prompt:
         """The prompt followed by text tokens [n], for the draft's own reading as well. Vision inputs with an entry per
@@ -68,8 +82,9 @@ class Prompt:
             for name, value in self.vision.items()
         }
         ids = np.concatenate([self.input_ids, np.asarray(tokens, dtype=np.int64)])
+        kept = None if self.kept is None else np.concatenate([self.kept, np.arange(length, length + more)])
         draft = None if self.draft is None else self.draft.extended(tokens)
-        return Prompt(ids, vision, self.modality, draft)
+        return Prompt(ids, vision, self.modality, self.visual, kept, draft)
 
 
 def _padded(rows: Any, more: int) -> Any:
@@ -137,8 +152,8 @@ def _animation(path: Path) -> list[Image.Image]:
 class PromptEncoder:
     """Messages to prompts, through the pair's own tokenizer, chat template and processor.
 
-    `reads` is what the pair's family takes; `draft_processor` is given when the draft reads pictures by rules of
-    its own.
+    `reads` is what the pair's family takes, `placeholders` are the ids that stand for pictures and frames;
+    `draft_processor` is given when the draft reads pictures by rules of its own.
     """
 
     def __init__(
@@ -147,11 +162,13 @@ class PromptEncoder:
         processor: Any | None,
         draft_processor: Any | None = None,
         reads: Sequence[Modality] = ("text",),
+        placeholders: Iterable[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.processor = processor
         self._draft_processor = draft_processor
         self._reads = reads
+        self._placeholders = list(placeholders)
 
     def encode(self, request: Request) -> Prompt:
         """Raises BadInput for a modality that the pair does not read, pictures that do not match their places in
@@ -196,7 +213,7 @@ class PromptEncoder:
         inputs = dict(made)
         inputs.pop("attention_mask", None)
         ids = inputs.pop("input_ids")[0].numpy().astype(np.int64)
-        return Prompt(ids, inputs, request.modality)
+        return Prompt(ids, inputs, request.modality, np.flatnonzero(np.isin(ids, self._placeholders)))
 
     def _special(self, text: str) -> dict[str, bool]:
         """The tokenizer adds its begin token, unless the chat template already wrote it."""

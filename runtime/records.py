@@ -18,6 +18,8 @@ class StepRecord:
     """Index of the root token in the output."""
     context: int
     """Committed tokens before the round, prompt included."""
+    draft_context: int
+    """The same without the visual tokens that the draft does without."""
     tier: Tier
     signal: float
     """The policy's signal, NaN when no draft pass was made."""

@@ -91,6 +91,9 @@ class ShapedSession(Session):
         self._tokens[self.length : self.length + len(tokens)] = tokens
         return self._owner.shape(rows, positions + 1, self._tokens[: visible.shape[1]], visible)
 
+    def prompt_attention(self, prompt: Prompt) -> FloatArray:
+        return self._inner.prompt_attention(prompt)
+
     def _compact(self, base: int, rows: list[int]) -> None:
         self._inner.keep(base, rows)
         self._tokens[base : base + len(rows)] = self._tokens[[base + row for row in rows]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ from profiles.config import DataConfig, TuneConfig
 from profiles.registry import load_pair_spec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
-from runtime.pair import Pair
+from runtime.pair import Pair, PairPlan, load_pair
+from tests.families import FAMILIES, build_pair
 from tuner.calibration import Sample, load_samples
 from tuner.machine import core_count
 from tuner.plan import plan_pair
@@ -125,3 +128,21 @@ def own_pair_file(tmp_path: Path) -> Path:
         'modalities = ["text"]\nweights_gib = 0.1\n'
     )
     return path
+
+
+@pytest.fixture(scope="session")
+def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+    """Loads a family's tiny pair, once: tests that need one family do not wait for the others."""
+
+    @cache
+    def load(name: str) -> Pair:
+        spec = build_pair(name, tmp_path_factory.mktemp(name))
+        return load_pair(PairPlan(spec, "torch", "float32", "cpu", 1))
+
+    return load
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def pair(request: pytest.FixtureRequest, load: Callable[[str], Pair]) -> Pair:
+    """The tiny pair of every family."""
+    return load(request.param)

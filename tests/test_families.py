@@ -44,26 +44,6 @@ REQUESTS = {
     "two images": turns("##compare", images=[picture(3, 56, 56), picture(4, 112, 60)]),
     "text only": turns("no picture here"),
 }
-_loaded: dict[str, Pair] = {}
-
-
-@pytest.fixture(scope="module")
-def load(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Loads a family's pair once per module: tests that need one family do not wait for the others."""
-
-    def load(name: str) -> Pair:
-        if name not in _loaded:
-            spec = build_pair(name, tmp_path_factory.mktemp(name))
-            _loaded[name] = load_pair(PairPlan(spec, "torch", "float32", "cpu", 1))
-        return _loaded[name]
-
-    return load
-
-
-@pytest.fixture(params=sorted(FAMILIES))
-def pair(request: pytest.FixtureRequest, load: Any) -> Pair:
-    loaded: Pair = load(request.param)
-    return loaded
 
 
 def network(pair: Pair) -> Any:

@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from profiles.errors import CapacityError, ModelOutputError
+from profiles.errors import BadInput, CapacityError, ModelOutputError
 from profiles.sampling import SamplingRegime
 from runtime import filters
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
@@ -146,6 +146,17 @@ class Session(ABC):
         self._compact(base, list(rows))
         self.length = base + len(rows)
 
+    def prompt_attention(self, prompt: Prompt) -> FloatArray:
+        """[L] attention that the text after a prompt's last picture pays to each of its rows, mean over layers,
+        heads and queries. The session must have been opened with this prompt.
+
+        Raises BadInput for an engine that gives no attention weights.
+        """
+        raise BadInput(
+            "this engine gives no attention weights: verifier-guided pruning needs the torch backend, uniform pruning "
+            "works on every one"
+        )
+
     @abstractmethod
     def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
         """The pass itself; `length` is still the number of rows before it."""
@@ -172,7 +183,9 @@ class Model(ABC):
 
     @abstractmethod
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
-        """Prefill a prompt; returns the session and the logits of the prompt's last position ([1, vocab]).
+        """Prefill a prompt; returns the session and the logits of the prompt's last position ([1, vocab]). The
+        session holds `prompt.rows` rows: those that a prompt leaves out never enter the decoder, and the others keep
+        their positions.
 
         `capacity` bounds the cache rows, `positions` the positions that will be used. Nodes of a tree share
         positions, so there may be fewer of them; without it every row counts as one. Raises CapacityError when

@@ -103,10 +103,12 @@ class OnnxModel(Model):
         self._embedder: Any = None
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity, positions)
-        session = OnnxSession(self, capacity)
-        n = len(prompt)
-        rows = session.run_embeds(self._embed(prompt), np.arange(n), causal(n, 0), np.array([n - 1]))
+        self.check_capacity(prompt.rows, capacity, positions)
+        session, n = OnnxSession(self, capacity), prompt.rows
+        embeds, kept = self._embed(prompt), np.arange(n)
+        if prompt.kept is not None:
+            embeds, kept = embeds[prompt.kept], prompt.kept
+        rows = session.run_embeds(embeds, kept, causal(n, 0), np.array([n - 1]))
         session.length = n
         return session, rows
 

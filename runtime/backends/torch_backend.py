@@ -13,15 +13,21 @@ import inspect
 from importlib.util import find_spec
 from typing import Any, final
 
+import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache
 
 from profiles.errors import BadInput, HardwareMissing, ModelOutputError
+from profiles.families import text_side
 from profiles.sampling import SamplingRegime
 from runtime.backends import torch_filters
-from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session
+from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session, causal
+from runtime.backends.torch_prefill import decoder_rows, watched_attention
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
 from runtime.prompts import Prompt
+
+MAX_QUERIES = 64
+"""Text rows after the last picture whose attention guides pruning: eager weights take rows x rows of memory."""
 
 
 @final
@@ -68,6 +74,10 @@ class TorchSession(Session):
         self._owner, self._cache, self._rope_delta = owner, cache, rope_delta
 
     def _run(self, tokens: IntArray, positions: IntArray, visible: BoolArray) -> Rows:
+        return self._owner.rows(self._forward(self._cache, tokens, positions, visible))
+
+    def _forward(self, cache: DynamicCache, tokens: IntArray, positions: IntArray, visible: BoolArray) -> torch.Tensor:
+        """[n, vocab] logits of n tokens over a cache, which grows by them."""
         owner = self._owner
         hidden = torch.finfo(owner.torch_dtype).min
         mask = torch.zeros(visible.shape, dtype=owner.torch_dtype)
@@ -78,9 +88,22 @@ class TorchSession(Session):
                 position_ids=(torch.from_numpy(positions) + self._rope_delta)[None].to(owner.device),
                 attention_mask=mask[None, None].to(owner.device),
                 use_cache=True,
-                **{owner.cache_argument: self._cache},
+                **{owner.cache_argument: cache},
             )
-        return owner.rows(out.logits[0])
+        logits: torch.Tensor = out.logits[0]
+        return logits
+
+    def prompt_attention(self, prompt: Prompt) -> FloatArray:
+        """The text rows run once more over the rows before them, on a cache of their own: the session is untouched."""
+        length = len(prompt)
+        first = min(max(int(prompt.visual[-1]) + 1, length - MAX_QUERIES), length - 1)
+        before = DynamicCache(config=self._owner.model.config.get_text_config())
+        for i, layer in enumerate(self._cache.layers):
+            before.update(layer.keys[:, :, :first], layer.values[:, :, :first], i)
+        queries = np.arange(first, length)
+        with watched_attention(text_side(self._owner.model)) as layers:
+            self._forward(before, prompt.input_ids[first:], queries, causal(len(queries), first))
+        return torch.stack([weights.cpu() for weights in layers]).mean(dim=0).numpy()
 
     def _compact(self, base: int, rows: list[int]) -> None:
         # consecutive rows right after the base need no gather, only a crop
@@ -134,7 +157,7 @@ class TorchModel(Model):
         return TorchRows(logits)
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity, positions)
+        self.check_capacity(prompt.rows, capacity, positions)
         cache = DynamicCache(config=self.model.config.get_text_config())
         vision = {
             # pixels take the model's precision; other numbers (grids, seconds per frame) keep their own
@@ -143,7 +166,7 @@ class TorchModel(Model):
         }
         if self._rope is not None:
             self._rope.rope_deltas = None
-        with torch.inference_mode():
+        with torch.inference_mode(), decoder_rows(text_side(self.model), prompt.kept):
             out = self.model(
                 input_ids=torch.from_numpy(prompt.input_ids)[None].to(self.device),
                 use_cache=True,
@@ -153,7 +176,7 @@ class TorchModel(Model):
             )
         deltas = None if self._rope is None else self._rope.rope_deltas
         rope_delta = 0 if deltas is None else int(deltas.flatten()[0])
-        return TorchSession(self, cache, len(prompt), capacity, rope_delta), self.rows(out.logits[0])
+        return TorchSession(self, cache, prompt.rows, capacity, rope_delta), self.rows(out.logits[0])
 
 
 def load_transformers(files: ModelFiles) -> Any:
