@@ -16,6 +16,7 @@ from profiles.errors import BadInput
 from profiles.frozen import Frozen
 from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
+from profiles.pruning import PruningGrid
 from profiles.sage_paper import SagePaper
 from profiles.sampling import Sampling
 from profiles.store import parse, read_toml
@@ -87,6 +88,7 @@ class GridConfig(Frozen):
         float, Field(ge=0, lt=1, description="mu of TALON's margin rule, recorded at the largest width; 0 for none")
     ] = 0.03
     sage_paper: SagePaper = SagePaper()
+    pruning: PruningGrid = PruningGrid()
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:

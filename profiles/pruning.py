@@ -41,3 +41,20 @@ class Pruning(Frozen):
 
 
 NO_PRUNING = Pruning()
+
+
+class PruningGrid(Frozen):
+    """Draft-side visual pruning that is recorded and searched besides none."""
+
+    kinds: Annotated[
+        tuple[Literal["uniform", "verifier"], ...],
+        Field(min_length=1, description="who chooses the tokens that stay: uniform, verifier (torch backend only)"),
+    ] = ("uniform",)
+    ratios: Annotated[
+        tuple[Annotated[float, Field(gt=0.0, le=MAX_RATIO)], ...],
+        Field(description="shares of visual tokens that the draft does without; recording takes a turn for each"),
+    ] = ()
+
+    def settings(self) -> tuple[Pruning, ...]:
+        """Every pruning on the grid, none first."""
+        return (NO_PRUNING, *(Pruning(kind=kind, ratio=ratio) for kind in self.kinds for ratio in self.ratios))

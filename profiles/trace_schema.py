@@ -7,6 +7,9 @@ one entry per level of the recorded depth D, or per log-probability of the K tha
 Under sampling a log-probability is the log softmax of perturbed scores (`runtime.sampling`), and the output's token is
 the target's best by them. What the draft's filters leave out has no rank: it is never proposed.
 
+What depends on the draft is recorded once per pruning of the manifest; the columns of any but `none` have its stem
+as prefix (`uniform0.9/beam_3.score`).
+
 | column                 | meaning |
 |------------------------|---------|
 | position               | index p of the root token in the output |
@@ -33,11 +36,17 @@ from pydantic import Field
 
 from profiles.frozen import Frozen
 from profiles.policy import DraftRule
+from profiles.pruning import NO_PRUNING, Pruning
 from profiles.sampling import AS_MADE, Sampling
 
 CHAIN: Final = DraftRule(width=1)
 """The rule of linear drafts, which has a column of its own."""
 TRACE_VERSION: Final = 2
+
+
+def draft_prefix(pruning: Pruning) -> str:
+    """What stands before the names of columns that depend on the draft."""
+    return "" if pruning == NO_PRUNING else f"{pruning.stem()}/"
 
 
 class SampleRecord(Frozen):
@@ -50,6 +59,8 @@ class SampleRecord(Frozen):
     prompt_tokens: int
     output: tuple[int, ...]
     finished: Literal["eos", "length"]
+    dropped: tuple[int, ...] = ()
+    """Visual tokens that the draft did without, by pruning of the manifest; empty where there is but `none`."""
 
 
 class TraceManifest(Frozen):
@@ -62,6 +73,7 @@ class TraceManifest(Frozen):
     dtype: str
     depth: Annotated[int, Field(ge=1)]
     rules: tuple[DraftRule, ...]
+    prunings: tuple[Pruning, ...] = (NO_PRUNING,)
     signal_logprobs: Annotated[int, Field(ge=2)]
     """K: log-probabilities kept per position and model."""
     versions: dict[str, str]

@@ -123,7 +123,7 @@ def _record(
     for split, seed, output in zip(splits, seeds, outputs, strict=True):
         prompt = fake_prompt(seed)
         generation = Generation(output, "", "length", len(prompt), 0, 0)
-        columns = recorder._columns(prompt, generation, sampling.for_sample(_id(split, seed)))
+        _, columns = recorder._columns(prompt, generation, sampling.for_sample(_id(split, seed)))
         flat = {
             name: column.reshape(len(column), -1) if column.ndim > 2 else column for name, column in columns.items()
         }

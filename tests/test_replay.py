@@ -55,7 +55,7 @@ def recorded(folder: Path, sampling: Sampling) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        recorder.store.write(sample, recorder._columns(prompt, generation, mine))
+        recorder.store.write(sample, recorder._columns(prompt, generation, mine)[1])
     return load_record(folder)
 
 

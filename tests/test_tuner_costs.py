@@ -36,6 +36,7 @@ def step(levels: int, host_ns: float, context: int = 10, verify_ns: float = 1000
     return StepRecord(
         position=0,
         context=context,
+        draft_context=context,
         tier=CHAIN if levels else OFF,
         signal=0.5,
         caught_up=1 if levels else 0,
@@ -134,7 +135,7 @@ def planted_round(rng: np.random.Generator, context: int, size: int, width: int,
 
     if size == 0:
         verify = timed(PLAIN_NS, "plain")
-        return StepRecord(0, context, OFF, 0.5, 0, 0, 0, 1, (), verify, verify + timed(HOST_PLAIN))
+        return StepRecord(0, context, context, OFF, 0.5, 0, 0, 0, 1, (), verify, verify + timed(HOST_PLAIN))
     caught_up = int(rng.integers(1, 3))
     drafts = [timed(PLANTED_DRAFT["catch_up", caught_up], "catch_up")]
     drafts += [timed(PLANTED_DRAFT["frontier", width], "frontier") for _ in range(depth - 1)]
@@ -142,7 +143,7 @@ def planted_round(rng: np.random.Generator, context: int, size: int, width: int,
     host = timed(HOST_ROUND + depth * HOST_LEVEL)
     tier = Tier(depth=depth, width=width, nodes=max(size - 1, depth))
     return StepRecord(
-        0, context, tier, 0.5, caught_up, size - 1, 0, 1, tuple(drafts), verify, sum(drafts) + verify + host
+        0, context, context, tier, 0.5, caught_up, size - 1, 0, 1, tuple(drafts), verify, sum(drafts) + verify + host
     )
 
 

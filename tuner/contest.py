@@ -16,9 +16,10 @@ from tuner.drafts import Ints
 from tuner.growth_fit import fits, growth_policies
 from tuner.progress import Progress
 from tuner.search import Search
-from tuner.yardsticks import ALL
+from tuner.yardsticks import ALL, fitted
 from tuner.yardsticks.base import Arena, Contestant, TablePolicy
 from tuner.yardsticks.oracle import oracle
+from tuner.yardsticks.single import best_static
 
 SEARCHED = "searched"
 
@@ -57,14 +58,19 @@ def fitted_yardsticks(arena: Arena, progress: Progress) -> list[Contestant]:
     found: list[Contestant] = []
     with progress.task("fitting yardsticks", len(ALL)) as advance:
         for fit in ALL:
-            contestant = fit(arena)
+            contestant = fitted(fit, arena)
             found += [contestant] if contestant is not None else []
             advance(1)
     return found
 
 
 def computed_policies(arena: Arena, progress: Progress) -> list[TablePolicy]:
-    """The best calibrated gates and the best growth tree, the better of the two first."""
+    """The best calibrated gates and the best growth tree, the better of the two first; both under the pruning that
+    suits the best static tier, since fitting takes its time."""
+    if len(arena.prunings) > 1:
+        static = fitted(best_static, arena)
+        assert isinstance(static, TablePolicy)
+        arena = arena.under(static.source.pruning)
     with progress.task("computing policies", fits(arena.grid) + variants(arena.grid)) as advance:
         gates = calibrated_policies(arena, lambda: advance(1))
         trees = growth_policies(arena, lambda: advance(1))

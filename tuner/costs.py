@@ -19,6 +19,7 @@ from profiles.config import GridConfig, TimingConfig
 from profiles.errors import EnvelopeError, OutOfMemory
 from profiles.measurement import CostTable, HostTime, PassKind, PassTime
 from profiles.policy import CompiledPolicy, PolicySource, Tier, pool_size
+from profiles.pruning import NO_PRUNING
 from profiles.sampling import GREEDY, Sampling
 from runtime.decode import OFF, generate, plain_policy
 from runtime.pair import Pair
@@ -52,7 +53,8 @@ def covering_policies(grid: GridConfig, signal_edge: float, context_max: int) ->
     """Policies whose rounds make every pass that the grid allows; plain decoding is the first.
 
     One fixed tier per (verify size, width) where such a tree exists, as shallow as it can be, and one policy
-    that is off above `signal_edge`: it makes the verification pass of a lone root.
+    that is off above `signal_edge`: it makes the verification pass of a lone root. Under the strongest pruning of the
+    grid the draft's passes are made once more, so that their times over short contexts are seen, not extrapolated.
     """
     tiers: list[Tier] = []
     for width in grid.widths:
@@ -76,6 +78,10 @@ def covering_policies(grid: GridConfig, signal_edge: float, context_max: int) ->
             }
         )
         sources.append(lone_root)
+    strongest = max(grid.pruning.settings(), key=lambda pruning: pruning.ratio)
+    if strongest != NO_PRUNING:
+        drafts = [Tier(depth=2, width=width, nodes=2) for width in grid.widths] if grid.depth > 1 else [tiers[0]]
+        sources += [PolicySource(tiers=(tier,), pruning=strongest) for tier in drafts]
     compiled = [compile_policy(source, grid.verify_sizes, context_max) for source in sources]
     return [plain_policy(), *compiled]
 

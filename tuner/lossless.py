@@ -145,6 +145,7 @@ def compare_rounds(
     live: list[StepRecord], policy: CompiledPolicy, walk: Walk, sample: int, record: Record
 ) -> RoundComparison:
     """Round by round. `walk` must contain `sample`, an index into the record."""
+    record = record.under(policy.pruning) if policy.drafts() else record
     mine = np.nonzero(walk.samples == sample)[0]
     for i, step in enumerate(live):
         if i >= len(mine):

@@ -11,18 +11,29 @@ import polars as pl
 from profiles.errors import EnvelopeError, ProfileError
 from profiles.growth import Feature, GrowthTree
 from profiles.policy import DraftRule, SignalKind, SignalSpec, Tier
+from profiles.pruning import NO_PRUNING, Pruning
 from profiles.sampling import Sampling
-from profiles.trace_schema import SampleRecord, TraceManifest
+from profiles.trace_schema import SampleRecord, TraceManifest, draft_prefix
 from runtime.policy.signals import asked, compute, is_entropy, of_target
 from tuner.calibration import Split
 from tuner.drafts import Ints, Outcome, RuleRecord
+
+SHARED = ("position", "target_logprobs")
+"""Columns that do not depend on the draft."""
 
 
 class Record:
     """A trace in memory: all samples' positions one after the other. Outcomes are cached."""
 
-    def __init__(self, manifest: TraceManifest, samples: list[SampleRecord], frame: pl.DataFrame) -> None:
-        self.manifest, self.samples = manifest, samples
+    def __init__(
+        self,
+        manifest: TraceManifest,
+        samples: list[SampleRecord],
+        frame: pl.DataFrame,
+        pruning: Pruning = NO_PRUNING,
+    ) -> None:
+        """`pruning` says which of the recorded drafts is looked at (`under`)."""
+        self.manifest, self.samples, self.pruning = manifest, samples, pruning
         lengths = np.array([max(len(s.output) - 1, 0) for s in samples], dtype=np.int64)
         self.end = np.cumsum(lengths)
         self.start = self.end - lengths
@@ -32,10 +43,26 @@ class Record:
         self.positions = len(frame)
         self.context = np.array([s.prompt_tokens for s in samples])[self.sample_of] + frame["position"].to_numpy()
         """Cached rows before the verification pass of a round that starts here (the root is not cached)."""
-        self._frame = frame
+        dropped = [s.dropped[manifest.prunings.index(pruning)] if s.dropped else 0 for s in samples]
+        self.draft_context = self.context - np.array(dropped, dtype=np.int64)[self.sample_of]
+        """The same as the draft reads it: without the visual tokens that it does without."""
+        self._frame, self._prefix = frame, draft_prefix(pruning)
+        self._views = {pruning: self}
         self._drafts: dict[DraftRule, RuleRecord] = {}
         self._signals: dict[tuple[SignalKind, int], npt.NDArray[np.float64]] = {}
         self._outcomes: dict[tuple[Tier, GrowthTree | None, tuple[int, ...]], Outcome] = {}
+
+    def under(self, pruning: Pruning) -> Record:
+        """The same outputs with what the draft proposed under a pruning. Raises EnvelopeError for one that was not
+        recorded."""
+        if pruning not in self.manifest.prunings:
+            raise EnvelopeError(
+                f"pruning {pruning.stem()} is outside the record ({[p.stem() for p in self.manifest.prunings]}); "
+                "profile again with a larger grid"
+            )
+        if pruning not in self._views:
+            self._views[pruning] = Record(self.manifest, self.samples, self._frame, pruning)
+        return self._views[pruning]
 
     @property
     def context_max(self) -> int:
@@ -54,7 +81,8 @@ class Record:
         return self.manifest.sampling.for_sample(self.samples[sample].id)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        return self._frame[name].to_numpy()
+        """A column by its name without prefix."""
+        return self._frame[name if name in SHARED else f"{self._prefix}{name}"].to_numpy()
 
     @property
     def default_top_k(self) -> int:

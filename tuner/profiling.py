@@ -125,6 +125,7 @@ def manifest_of(pair: Pair, config: TuneConfig, samples: list[Sample]) -> TraceM
         dtype=pair.target.dtype,
         depth=config.grid.depth,
         rules=config.grid.rules(),
+        prunings=config.grid.pruning.settings(),
         signal_logprobs=config.grid.signal_logprobs,
         sampling=resolved(pair, config.sampling),
         versions={k: v for k, v in versions().items() if k in ("torch", "transformers", "onnxruntime")},
@@ -207,7 +208,7 @@ def _measure(
         (pair.encoder.encode(by_id[s.id].request()), by_id[s.id].max_new_tokens) for s in longest if s.id in by_id
     ]
     grid = config.grid
-    contexts = cost_measuring.context_grid(int(record.context.min()), int(record.context.max()), grid.contexts)
+    contexts = cost_measuring.context_grid(_shortest(record), int(record.context.max()), grid.contexts)
     edge = float(np.median(record.signal("one_minus_top1", 2)))
     policies = cost_measuring.covering_policies(grid, edge, record.context_max)
     with progress.task("timing rounds", 100) as advance:
@@ -230,7 +231,12 @@ def _measure(
 def _covers(table: CostTable, record: Record) -> bool:
     """False when a resumed record has grown past the contexts that were timed."""
     contexts = table.contexts()
-    return bool(contexts[0] <= record.context.min() and record.context.max() <= contexts[-1])
+    return bool(contexts[0] <= _shortest(record) and record.context.max() <= contexts[-1])
+
+
+def _shortest(record: Record) -> int:
+    """The least context of any pass: that of a draft without most visual tokens."""
+    return min(int(record.under(pruning).draft_context.min()) for pruning in record.manifest.prunings)
 
 
 def estimate(pair: Pair, config: TuneConfig, folder: Path, shard: Shard | None = None) -> str:

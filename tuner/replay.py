@@ -17,6 +17,7 @@ from profiles.errors import EnvelopeError
 from profiles.growth import GrowthTree
 from profiles.measurement import CostTable
 from profiles.policy import CompiledPolicy, HistorySpec, Tier
+from profiles.pruning import Pruning
 from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID, smoothed
 from tuner.cost_model import CostModel, Floats, cold_extra
 from tuner.costs import CATCH_UP_SIZES
@@ -91,9 +92,17 @@ class Replay:
         self._plain_ns = self.costs.pass_ns("plain", 1, context) + host.plain_ns
         self._plain_ns += cold_extra(host.plain_cold_ns, np.arange(len(context)) - record.start[record.sample_of])
         self.catch_up_ns: Floats = np.stack(
-            [np.zeros_like(self._plain_ns)] + [self.costs.pass_ns("catch_up", n, context) for n in CATCH_UP_SIZES]
+            [np.zeros_like(self._plain_ns)]
+            + [self.costs.pass_ns("catch_up", n, record.draft_context) for n in CATCH_UP_SIZES]
         )
         """[1 + sizes, N] time of the catch-up pass by the number of tokens that the draft has not seen."""
+        self._views = {record.pruning: self}
+
+    def under(self, pruning: Pruning) -> Replay:
+        """Replay of the draft under a pruning. Raises EnvelopeError for one that was not recorded."""
+        if pruning not in self._views:
+            self._views[pruning] = Replay(self.record.under(pruning), self.costs.table)
+        return self._views[pruning]
 
     def plain_time_ns(self, samples: Ints) -> Floats:
         """[len(samples)] time of plain decoding of the same tokens: one round per recorded position."""
@@ -127,6 +136,8 @@ class Replay:
     def walk(self, policy: CompiledPolicy, samples: Ints) -> Walk:
         """Rounds of the policy over `samples`. Raises EnvelopeError when the record or the table cannot say."""
         record = self.record
+        if policy.drafts() and policy.pruning != record.pruning:
+            return self.under(policy.pruning).walk(policy, samples)
         if record.positions and record.context_max > policy.context_max:
             raise EnvelopeError(
                 f"the record reaches context {record.context_max}, the policy was compiled for {policy.context_max}"
@@ -240,12 +251,13 @@ class Replay:
             mine = sizes == size
             time_ns[mine] += self.costs.pass_ns("verify", int(size), context[mine])
         for rows, passes in outcome.frontiers:
-            time_ns += passes * self.costs.pass_ns("frontier", self.costs.measured_size("frontier", rows), context)
+            size = self.costs.measured_size("frontier", rows)
+            time_ns += passes * self.costs.pass_ns("frontier", size, self.record.draft_context)
         return time_ns
 
     def frontier_ns(self, rows: Ints) -> Floats:
         """[N] time of one frontier pass of `rows` [N] nodes at every position; nothing where there are none."""
-        time_ns, context = np.zeros(len(rows)), self.record.context
+        time_ns, context = np.zeros(len(rows)), self.record.draft_context
         for count in np.unique(rows[rows > 0]):
             mine = rows == count
             size = self.costs.measured_size("frontier", int(count))

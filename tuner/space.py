@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from profiles.config import GridConfig, SearchConfig
 from profiles.policy import HistorySpec, PolicySource, SignalKind, SignalSpec, Tier
+from profiles.pruning import NO_PRUNING, Pruning
 from runtime.decode import OFF
 from runtime.policy.signals import is_entropy
 from tuner.outcomes import Record
@@ -52,13 +53,25 @@ class SearchSpace:
         self._grid, self._search, self._record = grid, search, record
         self._tuned = np.isin(record.sample_of, record.split_samples("tune"))
 
+    def under(self, pruning: Pruning) -> SearchSpace:
+        """The part of the space with this pruning: edges and known policies of it."""
+        return SearchSpace(self._grid, self._search, self._record.under(pruning))
+
+    def _pruning(self, trial: Suggester) -> Pruning:
+        """What the draft does without; no question where one answer is on record."""
+        known = {pruning.stem(): pruning for pruning in self._record.manifest.prunings}
+        if len(known) == 1:
+            return NO_PRUNING
+        return known[trial.suggest_categorical("pruning", list(known))]
+
     def suggest(self, trial: Suggester) -> PolicySource:
         """One policy. Raises ValueError (through the models) for a combination that is no policy."""
         grid, search = self._grid, self._search
         bins = trial.suggest_int("bins", 1, search.max_bins)
         # one bin asks no signal: suggesting one would be a knob that turns nothing
         signal = self._signal(trial) if bins > 1 else SignalSpec()
-        edges = self._edges(trial, signal, bins)
+        pruning = self._pruning(trial)
+        edges = self.under(pruning)._edges(trial, signal, bins)
         tiers: list[Tier] = []
         depth, width = grid.depth, 0
         for i in range(len(edges) + 1):
@@ -77,6 +90,7 @@ class SearchSpace:
             tiers=tuple(tiers),
             history=history,
             monotone=search.monotone,
+            pruning=pruning,
         )
 
     def single(self, tier: Tier) -> dict[str, Any]:
@@ -90,6 +104,8 @@ class SearchSpace:
         node count off the grid, a plain first bin).
         """
         parameters: dict[str, Any] = {"bins": len(tiers)}
+        if len(self._record.manifest.prunings) > 1:
+            parameters["pruning"] = self._record.pruning.stem()
         if len(tiers) > 1:
             parameters |= {"signal": signal.kind, "lag": signal.lag, "smoothing": signal.smoothing}
             if is_entropy(signal.kind):

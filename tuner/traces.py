@@ -15,7 +15,7 @@ import numpy as np
 from profiles.errors import BadInput
 from profiles.policy import DraftRule
 from profiles.sampling import Sampling
-from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest
+from profiles.trace_schema import CHAIN, SampleRecord, TraceManifest, draft_prefix
 from runtime.backends.base import Session, causal
 from runtime.decode import generate, plain_policy
 from runtime.drafting import descend
@@ -23,6 +23,7 @@ from runtime.pair import Pair
 from runtime.policy.signals import entropy_nats
 from runtime.policy.tree import Candidates, FloatArray, IntArray, expand, frontier_rows, proposed
 from runtime.prompts import Prompt
+from runtime.pruning import pruned
 from runtime.records import Generation
 from runtime.sampling import shaped
 from tuner.calibration import Sample
@@ -78,6 +79,7 @@ class Recorder:
         generation = generate(
             self._pair, prompt, plain_policy(), max_new_tokens=sample.max_new_tokens, sampling=sampling
         )
+        dropped, columns = self._columns(prompt, generation, sampling)
         record = SampleRecord(
             id=sample.id,
             kind=sample.kind,
@@ -86,19 +88,35 @@ class Recorder:
             prompt_tokens=len(prompt),
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
+            dropped=dropped,
         )
-        return record, self._columns(prompt, generation, sampling)
+        return record, columns
 
-    def _columns(self, prompt: Prompt, generation: Generation, sampling: Sampling) -> dict[str, np.ndarray]:
-        """All columns of one sample; every position but the last token's can be the root of a round."""
+    def _columns(
+        self, prompt: Prompt, generation: Generation, sampling: Sampling
+    ) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
+        """Visual tokens dropped by each pruning, and all columns of one sample; every position but the last token's
+        can be the root of a round."""
         output = np.asarray(generation.tokens, dtype=np.int64)
         roots = len(output) - 1
         if roots < 1:
-            return {}
-        manifest = self._manifest
+            return (), {}
+        pair, prunings = shaped(self._pair, sampling), self._manifest.prunings
+        target, logprobs = _target_logprobs(pair, prompt, output, self._manifest.signal_logprobs)
+        columns: dict[str, np.ndarray] = {"position": np.arange(roots), "target_logprobs": logprobs}
+        dropped = []
+        for pruning in prunings:
+            read = pruned(prompt, pruning, lambda: target.prompt_attention(prompt))
+            found = self._draft_columns(pair, read, output)
+            columns |= {f"{draft_prefix(pruning)}{name}": column for name, column in found.items()}
+            dropped.append(read.draft_dropped)
+        return tuple(dropped) if len(prunings) > 1 else (), columns
+
+    def _draft_columns(self, pair: Pair, prompt: Prompt, output: IntArray) -> dict[str, np.ndarray]:
+        """Everything that the draft proposes after a prompt as it reads it."""
+        manifest, roots = self._manifest, len(output) - 1
         widest = max(rule.width for rule in manifest.rules)
         drafted = ROWS_PER_PASS * manifest.depth + widest * manifest.depth
-        pair = shaped(self._pair, sampling)
         session, _ = pair.draft.open(
             prompt, len(prompt) + roots + drafted, positions=len(prompt) + roots + manifest.depth
         )
@@ -109,9 +127,7 @@ class Recorder:
         # what the draft's filters leave out is never proposed, wherever it is ranked
         hit = (tokens == output[1:, None]) & np.isfinite(logprobs)
         columns: dict[str, np.ndarray] = {
-            "position": np.arange(roots),
             "root_logprobs": logprobs[:, :kept],
-            "target_logprobs": _target_logprobs(pair, prompt, output, kept),
             "true_rank": np.where(hit.any(axis=1), hit.argmax(axis=1), -1),
         }
         for rule in manifest.rules:
@@ -126,15 +142,16 @@ class Recorder:
         return columns
 
 
-def _target_logprobs(pair: Pair, prompt: Prompt, output: IntArray, kept: int) -> FloatArray:
-    """[T - 1, kept] best log-probabilities of the target where it chose each token that can be a root."""
+def _target_logprobs(pair: Pair, prompt: Prompt, output: IntArray, kept: int) -> tuple[Session, FloatArray]:
+    """The target's session, and [T - 1, kept] its best log-probabilities where it chose each token that can be a
+    root."""
     roots = len(output) - 1
     session, first = pair.target.open(prompt, len(prompt) + roots)
     parts = [first.top(kept)[1]]
     if roots > 1:
         start, n = session.length, roots - 1
         parts.append(session.forward(output[:n], np.arange(start, start + n), causal(n, start)).top(kept)[1])
-    return np.concatenate(parts)
+    return session, np.concatenate(parts)
 
 
 def grow_at(

@@ -38,7 +38,15 @@ _Bools = npt.NDArray[np.bool_]
 
 
 def first_trials(arena: Arena, space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
-    """Parameters of the first trials, distinct, the yardsticks first."""
+    """Parameters of the first trials, distinct, the yardsticks first; for every pruning on record."""
+    trials = []
+    for pruning in arena.prunings:
+        here = arena.under(pruning)
+        trials += _first_trials(here, space.under(pruning), search)
+    return [trial for i, trial in enumerate(trials) if trial not in trials[:i]]
+
+
+def _first_trials(arena: Arena, space: SearchSpace, search: SearchConfig) -> list[dict[str, Any]]:
     static, chain = best_static(arena), best_chain(arena)
     shapes = [policy.source.tiers[0] for policy in (chain, static) if policy]
     stopping = best_stopping(arena, shapes, search.stops)
@@ -54,7 +62,7 @@ def first_trials(arena: Arena, space: SearchSpace, search: SearchConfig) -> list
             for chosen in (best_cells(cells, tiers, space), _theoretical(arena, space, signal, bins)):
                 if len(set(chosen)) > 1:
                     trials.append(space.binned(signal, chosen))
-    return [trial for i, trial in enumerate(trials) if trial not in trials[:i]]
+    return trials
 
 
 def best_stopping(arena: Arena, shapes: Sequence[Tier], stops: Sequence[float]) -> list[Tier]:

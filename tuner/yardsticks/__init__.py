@@ -12,7 +12,7 @@ from typing import Final
 from tuner.yardsticks.acceptance_ema import acceptance_ema
 from tuner.yardsticks.adaedl import adaedl
 from tuner.yardsticks.bandit import bandit
-from tuner.yardsticks.base import Arena, Contestant, Fit
+from tuner.yardsticks.base import Arena, Contestant, Fit, best_of
 from tuner.yardsticks.opt_tree import opt_tree
 from tuner.yardsticks.rank_tree import rank_tree
 from tuner.yardsticks.sage_paper import sage_paper
@@ -42,4 +42,12 @@ ALL: Final[tuple[Fit, ...]] = (
 
 def fit_all(arena: Arena) -> list[Contestant]:
     """Those that the grid has room for, fitted."""
-    return [found for fit in ALL if (found := fit(arena)) is not None]
+    return [found for fit in ALL if (found := fitted(fit, arena)) is not None]
+
+
+def fitted(fit: Fit, arena: Arena) -> Contestant | None:
+    """A yardstick under the pruning that suits it best: it has the choice that our own policies have."""
+    if len(arena.prunings) == 1:
+        return fit(arena)
+    found = [contestant for pruning in arena.prunings if (contestant := fit(arena.under(pruning))) is not None]
+    return best_of(found, arena) if found else None

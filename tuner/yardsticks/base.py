@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from profiles.config import GridConfig
 from profiles.measurement import CostTable
 from profiles.policy import CompiledPolicy, PolicySource
+from profiles.pruning import Pruning
 from runtime.policy.compile import compile_policy
 from tuner.drafts import Ints
 from tuner.outcomes import Record
@@ -22,11 +23,22 @@ class Arena:
 
     replay: Replay
     grid: GridConfig
+    pruning: Pruning | None = None
+    """The one pruning of every policy here (`under`); None leaves it to each policy."""
 
     @classmethod
     def measured(cls, record: Record, table: CostTable, grid: GridConfig) -> Arena:
         """The arena of a run. Sizes that ran out of memory were not timed, so nobody may ask for them."""
         return cls(Replay(record, table), grid.restricted(table.sizes("verify")))
+
+    @property
+    def prunings(self) -> tuple[Pruning, ...]:
+        """What a policy may choose from."""
+        return self.replay.record.manifest.prunings if self.pruning is None else (self.pruning,)
+
+    def under(self, pruning: Pruning) -> Arena:
+        """The arena where the draft always reads under this pruning."""
+        return Arena(self.replay.under(pruning), self.grid, pruning)
 
     @cached_property
     def tune(self) -> Ints:
@@ -71,16 +83,24 @@ class TablePolicy:
     source: PolicySource
     arena: Arena = field(repr=False)
 
+    def __post_init__(self) -> None:
+        if self.arena.pruning is not None:
+            object.__setattr__(self, "source", self.source.model_copy(update={"pruning": self.arena.pruning}))
+
     @cached_property
     def policy(self) -> CompiledPolicy:
         return self.arena.compiled(self.source)
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its distinct tiers, and its growth tree."""
-        growth = self.source.growth
+        """Its distinct tiers, its growth tree and its pruning."""
+        growth, pruning = self.source.growth, self.source.pruning.label()
         tiers = dict.fromkeys(tier.label() for tier in self.source.tiers)
-        return (*tiers, *([f"tree of {len(growth.leaves)} leaves"] if growth else []))
+        return (
+            *tiers,
+            *([f"tree of {len(growth.leaves)} leaves"] if growth else []),
+            *([f"pruning {pruning}"] if pruning else []),
+        )
 
     @property
     def detail(self) -> str:
@@ -118,6 +138,6 @@ class LearningRule:
         return self.arena.replay.walk_agent(self.agent(), samples)
 
 
-def best_of(contestants: list[Contestant], arena: Arena) -> Contestant:
+def best_of(contestants: Sequence[Contestant], arena: Arena) -> Contestant:
     """The fastest on the tuning prompts. `best` means this everywhere."""
     return max(contestants, key=lambda found: arena.speedup(found.walk(arena.tune), arena.tune))

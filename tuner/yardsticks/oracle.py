@@ -39,7 +39,16 @@ class Oracle:
         return CheapestRounds(self.arena.replay, self.arena.grid.verify_sizes, rows)
 
     def walk(self, samples: Ints) -> Walk:
-        """The rounds of least total time over `samples`."""
+        """The rounds of least total time over `samples`; every output has the pruning that suits it best."""
+        prunings = self.arena.prunings
+        if len(prunings) == 1:
+            return self._walk_here(samples)
+        bounds = [Oracle(self.arena.under(pruning)) for pruning in prunings]
+        times = np.stack([bound.walk(samples).time_by_sample(samples) for bound in bounds])
+        best = times.argmin(axis=0)
+        return Walk.joined([bounds[i].walk(samples[best == i]) for i in np.unique(best)])
+
+    def _walk_here(self, samples: Ints) -> Walk:
         replay, rounds = self.arena.replay, self.rounds
         record, positions = replay.record, replay.record.positions
         cold = np.array([*replay.host.draft_cold_ns, 0.0])
