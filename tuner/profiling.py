@@ -187,8 +187,21 @@ def begin(pair: Pair, config: TuneConfig, device: Device, run: RunFolder, sample
     """Claim the run folder and its record for these inputs. Raises BadInput for bad samples before one is recorded,
     ProfileError when the folder or the record belong to others."""
     require_sound(samples, config, pair.spec, pair.encoder.tokenizer)
+    _require_prunable(pair, config, samples)
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
     return Recorder(pair, run.trace, manifest_of(pair, config, samples))
+
+
+def _require_prunable(pair: Pair, config: TuneConfig, samples: list[Sample]) -> None:
+    """Raises BadInput when the grid prunes what has no visual tokens, or by attention that nobody can tell."""
+    prunings = config.grid.pruning.settings()[1:]
+    if prunings and not any(sample.modality != "text" for sample in samples):
+        raise BadInput("grid.pruning.ratios needs prompts with pictures or frames; these are text only")
+    if any(pruning.kind == "verifier" for pruning in prunings) and not pair.target.gives_attention:
+        raise BadInput(
+            f"grid.pruning.kinds: 'verifier' needs the target's attention weights, which the {pair.target.backend} "
+            "backend does not give; use 'uniform' or --backend torch"
+        )
 
 
 def _measure(

@@ -297,7 +297,7 @@ def stats_table(generation: Generation, policy: CompiledPolicy, digest: str) -> 
             "prefill target / draft",
             f"{generation.target_prefill_ns / 1e6:.0f} / {generation.draft_prefill_ns / 1e6:.0f} ms",
         ),
-        ("policy", f"{policy.verdict()}, {len(policy.edges) + 1} bins"),
+        ("policy", ", ".join(filter(None, [policy.verdict(), f"{len(policy.edges) + 1} bins", _pruning(policy)]))),
         ("outside the tuned hull", f"{generation.outside_hull} rounds"),
         ("profile digest", digest[:12]),
     ]
@@ -305,6 +305,10 @@ def stats_table(generation: Generation, policy: CompiledPolicy, digest: str) -> 
     for name, value in rows:
         table.add_row(name, value)
     return table
+
+
+def _pruning(policy: CompiledPolicy) -> str:
+    return f"pruning {policy.pruning.label()}" if policy.pruning.label() else ""
 
 
 def models_table(specs: list[PairSpec], memory_bytes: int | None) -> Table:

@@ -176,6 +176,8 @@ class Model(ABC):
     token_limit: int
     """Ids from here on are never proposed: padding of the head, or unknown to the other model."""
     max_positions: int
+    gives_attention: bool = False
+    """Whether its sessions answer `prompt_attention`."""
     device_map: str | None = None
     """How its layers were spread over devices, None for a model on one device."""
     devices: int = 1

@@ -124,6 +124,7 @@ class TorchModel(Model):
     """A Hugging Face model, on one device or spread over several by transformers' own device map."""
 
     backend = "torch"
+    gives_attention = True
 
     def __init__(self, files: ModelFiles) -> None:
         if files.device != "cpu" and not torch.cuda.is_available():
