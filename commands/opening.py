@@ -34,24 +34,30 @@ def open_pair(plan: PairPlan) -> Pair:
     if plan.backend != "onnx":
         with err.status(f"loading {plan.spec.name}, {size_gib:.3g} GiB"):
             return load_pair(plan)
-    for source in (plan.spec.target, plan.spec.draft):
+    roles = {"target": plan.spec.target}
+    if plan.spec.draft.prompt_lookup is None:
+        roles["draft"] = plan.spec.draft
+    for source in roles.values():
         require_graph(read_config(plan.spec, source).model_type)
     from exports.onnx_graph import cached_step_graph, graph_key
     from runtime.backends.torch_backend import cache_argument, load_transformers
+    from runtime.early_exit import first_layers
 
     folders = []
-    for role, source in (("target", plan.spec.target), ("draft", plan.spec.draft)):
+    for role, source in roles.items():
 
         def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
             err.print(f"exporting the {role}'s step graph, once per set of weights ...")
             model = load_transformers(plan.files(source, None))
+            if source.early_exit_layers is not None:
+                model = first_layers(model, source.early_exit_layers)
             return model, cache_argument(model)
 
         record = model_record(plan.spec, source)
         key = graph_key(record.weights_digest, record.config_digest)
         folders.append(cached_step_graph(f"{plan.spec.name}-{role}", key, load))
     with err.status(f"loading {plan.spec.name}"):
-        return load_pair(plan, (folders[0], folders[1]))
+        return load_pair(plan, (folders[0], folders[1] if "draft" in roles else None))
 
 
 def open_configured(config: TuneConfig, keep_to_cores: bool = True) -> tuple[Pair, TuneConfig, Device]:

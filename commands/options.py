@@ -29,7 +29,10 @@ out, err = (
 Config = Annotated[Path | None, typer.Option("--config", help="TOML configuration; flags override it")]
 Model = Annotated[str | None, typer.Option("--model", help="registered pair or a pair TOML")]
 Target = Annotated[str | None, typer.Option("--target", help="hub id or folder; with --draft, a pair of its own")]
-Draft = Annotated[str | None, typer.Option("--draft", help="hub id or folder in place of the pair's draft")]
+Draft = Annotated[
+    str | None,
+    typer.Option("--draft", help="in place of the pair's draft: hub id, folder, prompt-lookup, early-exit:LAYERS"),
+]
 DeviceMap = Annotated[
     str | None, typer.Option("--device-map", help="spread the target over several devices: auto, balanced, sequential")
 ]

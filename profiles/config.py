@@ -224,7 +224,10 @@ class TuneConfig(Frozen):
     target: Annotated[
         str | None, Field(description="hub id or folder in place of the pair's target; with draft, a pair of its own")
     ] = None
-    draft: Annotated[str | None, Field(description="hub id or folder in place of the pair's draft")] = None
+    draft: Annotated[
+        str | None,
+        Field(description="in place of the pair's draft: hub id, folder, prompt-lookup or early-exit:LAYERS"),
+    ] = None
     gpu: Annotated[str, Field(description="device: auto, cpu, h100, ... (see `sage_tune gpus`)")] = "auto"
     backend: Annotated[
         Literal["auto", "onnx", "torch"], Field(description="inference engine; auto takes the pair's own")

@@ -11,25 +11,35 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from profiles.draft_kinds import EARLY_EXIT, LookupSettings, parse_early_exit, parse_lookup
 from profiles.errors import BadInput
 from profiles.families import FAMILIES, Modality
 from profiles.frozen import Frozen
 from profiles.model_shape import ModelShape
-from profiles.policy_profile import PairRecord
-from profiles.store import parse, read_toml
+from profiles.policy_profile import ModelRecord, PairRecord
+from profiles.store import cache_root, parse, read_toml
 
 HERE = Path(__file__).resolve().parent
 Dtype = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+IN_CACHE = "cache:"
+"""Begins the path of a folder that a command makes in the user's cache (`profiles.store.cache_root`)."""
 
 
 class ModelSource(Frozen):
-    """One model: a folder (relative to the file that names it) or a hub id with its revision."""
+    """One model: a folder or a hub id with its revision. A draft may also be no model of its own: a prompt lookup, or
+    the first layers of the target. Exactly one of the four."""
 
     path: str | None = None
+    """Relative to the file that names it, or `cache:NAME`."""
     hub: str | None = None
+    prompt_lookup: LookupSettings | None = None
+    early_exit_layers: Annotated[int | None, Field(ge=1)] = None
+    """Layers of the target that run before its final norm and head."""
     revision: str | None = None
     """Branch, tag or commit on the hub. A branch such as `main` moves; what is recorded is the commit it stood for."""
+    made_by: str | None = None
+    """Command that makes the folder, named where it is missing."""
     weights_gib: Annotated[float | None, Field(gt=0)] = None
     """Memory that its weights take in the pair's `dtype`; measured from its files where it is not stated."""
     shape: ModelShape | None = None
@@ -37,18 +47,44 @@ class ModelSource(Frozen):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError(f"exactly one of path and hub must be given, got {self!r}")
-        if self.path is not None and self.revision is not None:
-            raise ValueError(f"a revision belongs to a hub id, got path={self.path!r}, revision={self.revision!r}")
+        ways = ("path", "hub", "prompt_lookup", "early_exit_layers")
+        given = {name: value for name in ways if (value := getattr(self, name)) is not None}
+        if len(given) != 1:
+            raise ValueError(f"exactly one of {', '.join(ways)} must be given, got {given or 'none'}")
+        if self.hub is None and self.revision is not None:
+            raise ValueError(f"a revision belongs to a hub id, got {given}, revision={self.revision!r}")
+        if self.path is None and self.made_by is not None:
+            raise ValueError(f"made_by belongs to a path, got {given}, made_by={self.made_by!r}")
+        stated = [name for name in ("weights_gib", "shape") if getattr(self, name) is not None]
+        if stated and not self.is_model:
+            raise ValueError(f"{stated[0]} belongs to a model of its own, got {given}")
         return self
 
+    @property
+    def is_model(self) -> bool:
+        """True for weights of its own, False for a draft that is read off the prompt or the target."""
+        return self.path is not None or self.hub is not None
+
     def label(self) -> str:
-        return self.hub or f"embedded {self.path}"
+        """How it is called: a hub id, a folder, or what `--draft` takes for a draft that is no model of its own."""
+        if self.prompt_lookup is not None:
+            return self.prompt_lookup.label()
+        if self.early_exit_layers is not None:
+            return f"{EARLY_EXIT}:{self.early_exit_layers}"
+        return self.hub or f"{'made' if str(self.path).startswith(IN_CACHE) else 'embedded'} {self.path}"
+
+
+def derived_draft(text: str) -> ModelSource | None:
+    """The draft that a label such as `prompt-lookup` or `early-exit:8` stands for, None for a model. Raises
+    BadInput."""
+    lookup, layers = parse_lookup(text), parse_early_exit(text)
+    if lookup is None and layers is None:
+        return None
+    return ModelSource(prompt_lookup=lookup, early_exit_layers=layers)
 
 
 class PairSpec(Frozen):
-    """A pair: target and draft of one family, sharing one tokenizer."""
+    """A pair: target and draft of one family, sharing one tokenizer, or a target and a way to draft for it."""
 
     name: str
     target: ModelSource
@@ -74,21 +110,39 @@ class PairSpec(Frozen):
             raise ValueError(f"family must be one of {', '.join(sorted(FAMILIES))}, got {self.family!r}")
         return self
 
+    @model_validator(mode="after")
+    def _target_is_a_model(self) -> Self:
+        if not self.target.is_model:
+            raise ValueError(f"the target must be a path or a hub id, got '{self.target.label()}'")
+        return self
+
+    def files_of(self, source: ModelSource) -> ModelSource:
+        """The model whose files describe `source`: the target for a draft that is no model of its own."""
+        return source if source.is_model else self.target
+
     def resolve(self, source: ModelSource) -> str:
-        """Absolute folder, or the hub id."""
-        return source.hub if source.hub is not None else str((self.folder / str(source.path)).resolve())
+        """Absolute folder, or the hub id, of the files that describe a model."""
+        files = self.files_of(source)
+        if files.hub is not None:
+            return files.hub
+        path = str(files.path)
+        if path.startswith(IN_CACHE):
+            return str(cache_root().absolute() / path.removeprefix(IN_CACHE))
+        return str((self.folder / path).resolve())
 
     def calibration_path(self) -> Path | None:
         return None if self.calibration is None else (self.folder / self.calibration).resolve()
 
     def stated_gib(self, dtype: str) -> float | None:
-        """Memory of both models' weights in a dtype by what the file states, None when it does not say."""
+        """Memory of both models' weights in a dtype by what the file states, None when it does not say. A draft that
+        is no model of its own adds none: it has no weights, or shares the target's."""
         scale = DTYPE_BYTES[dtype] / DTYPE_BYTES[self.dtype]
         if self.weights_gib is not None:
             return self.weights_gib * scale
-        if self.target.weights_gib is None or self.draft.weights_gib is None:
+        draft_gib = self.draft.weights_gib if self.draft.is_model else 0.0
+        if self.target.weights_gib is None or draft_gib is None:
             return None
-        return (self.target.weights_gib + self.draft.weights_gib) * scale
+        return (self.target.weights_gib + draft_gib) * scale
 
 
 class GpuSpec(Frozen):
@@ -137,13 +191,18 @@ def load_pair_spec(name_or_path: str) -> PairSpec:
 def named_pair(record: PairRecord, model: str | None) -> dict[str, str]:
     """Configuration fields that name a recorded pair again: `model` where it is given, else its registered name,
     else the hub ids or absolute folders of a pair that was given as target and draft."""
-    target, draft = (
-        f"{m.source}@{m.revision}" if m.revision else m.source if Path(m.source).is_absolute() else None
-        for m in (record.target, record.draft)
-    )
+    target, draft = _given_name(record.target), _given_name(record.draft)
     if model is not None or record.name in model_names() or target is None or draft is None:
         return {"model": model or record.name}
     return {"target": target, "draft": draft}
+
+
+def _given_name(record: ModelRecord) -> str | None:
+    """What a recorded model is called on a command line; None for a folder that only its pair's file can place."""
+    if record.revision:
+        return f"{record.source}@{record.revision}"
+    named = Path(record.source).is_absolute() or derived_draft(record.source) is not None
+    return record.source if named else None
 
 
 def load_gpu_spec(name: str) -> GpuSpec:

@@ -15,22 +15,33 @@ from typing import Any
 from profiles.errors import BadInput
 from profiles.families import vision_family
 from profiles.model_shape import ModelShape
-from profiles.registry import DTYPE_BYTES, ModelSource, PairSpec
+from profiles.registry import DTYPE_BYTES, ModelSource, PairSpec, derived_draft
 
 HUB_TIMEOUT_S = 10.0
 
 
-def needed_gib(spec: PairSpec, dtype: str) -> float:
-    """Memory that the weights of both models take in a dtype. What the pair's file states is not measured again."""
-    stated = spec.stated_gib(dtype)
-    if stated is not None:
-        return stated
-    parameters = sum(parameter_count(spec, source) for source in (spec.target, spec.draft))
+def needed_gib(spec: PairSpec, dtype: str, backend: str = "torch") -> float:
+    """Memory that the weights of both models take in a dtype. What the pair's file states is not measured again.
+
+    An early exit shares the target's weights under torch; as a step graph it holds its layers, embedding and head
+    once more.
+    """
+    gib = spec.stated_gib(dtype)
+    if gib is None:
+        models = [source for source in (spec.target, spec.draft) if source.is_model]
+        gib = _gib(sum(parameter_count(spec, source) for source in models), dtype)
+    if backend == "onnx" and spec.draft.early_exit_layers is not None:
+        shape = model_shape(spec, spec.draft)
+        gib += _gib(shape.dense_parameters() + shape.vocab * shape.hidden, dtype)
+    return gib
+
+
+def _gib(parameters: int, dtype: str) -> float:
     return parameters * DTYPE_BYTES[dtype] / (1 << 30)
 
 
 def parameter_count(spec: PairSpec, source: ModelSource) -> int:
-    """Parameters of a model by its safetensors headers. Raises BadInput when they cannot be read."""
+    """Parameters of a model of its own by its safetensors headers. Raises BadInput when they cannot be read."""
     if source.weights_gib is not None:
         return round(source.weights_gib * (1 << 30) / DTYPE_BYTES[spec.dtype])
     folder = Path(spec.resolve(source)) if source.hub is None else _cached(source)
@@ -43,6 +54,15 @@ def parameter_count(spec: PairSpec, source: ModelSource) -> int:
 
     metadata = _ask_hub(source, lambda: get_safetensors_metadata(str(source.hub), revision=source.revision))
     return int(sum(metadata.parameter_count.values()))
+
+
+def require_made(spec: PairSpec) -> None:
+    """Raises BadInput at once for a model folder that is not here, naming the command that makes it if there is one."""
+    for source in (spec.target, spec.draft):
+        if source.path is None or (Path(spec.resolve(source)) / "config.json").exists():
+            continue
+        how = "" if source.made_by is None else f"; make it with: {source.made_by}"
+        raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing){how}")
 
 
 def require_reachable(source: ModelSource) -> None:
@@ -89,9 +109,11 @@ def _parameters_in(path: Path) -> int:
 
 
 def read_config(spec: PairSpec, source: ModelSource) -> Any:
-    """The transformers configuration of a model. Raises BadInput when it is missing or not of a known family."""
+    """The transformers configuration of a model, the target's for a draft that is none of its own. Raises BadInput
+    when it is missing or not of a known family."""
     from transformers import AutoConfig
 
+    source = spec.files_of(source)
     require_reachable(source)
     try:
         config = AutoConfig.from_pretrained(spec.resolve(source), revision=source.revision)
@@ -142,6 +164,22 @@ def shape_of(config: Any) -> ModelShape:
     )
 
 
+def model_shape(spec: PairSpec, source: ModelSource) -> ModelShape:
+    """The shape of a model by its pair's file, else by its configuration; of an early exit, by the target's.
+
+    Raises BadInput for an early exit that leaves no layer out.
+    """
+    files = spec.files_of(source)
+    shape = files.shape or shape_of(read_config(spec, files))
+    if source.early_exit_layers is None:
+        return shape
+    if source.early_exit_layers >= shape.layers:
+        raise BadInput(
+            f"early exit layers < layers of the target must hold, got {source.early_exit_layers} of {shape.layers}"
+        )
+    return shape.model_copy(update={"layers": source.early_exit_layers})
+
+
 def given_source(text: str) -> ModelSource:
     """What a person calls a model: a folder that is here, else a hub id `owner/name`, with `@revision` if wanted.
 
@@ -158,16 +196,21 @@ def given_source(text: str) -> ModelSource:
 
 def own_pair(base: PairSpec, target: str | None, draft: str | None) -> PairSpec:
     """A pair from what was given on the command line. Both given: a pair of its own, nothing of `base` remains.
-    One given: it takes the place of `base`'s. Reads the target's configuration, no weights."""
+    One given: it takes the place of `base`'s. A draft may be `prompt-lookup` or `early-exit:N`. Reads the target's
+    configuration, no weights."""
     if target is None and draft is None:
         return base
     names = (base.name if target is None else target, base.draft.label() if draft is None else draft)
+    derived = None if draft is None else derived_draft(draft)
     spec = PairSpec(
-        name="+".join(Path(name.partition("@")[0]).name for name in names),
+        # the name becomes that of a run folder
+        name="+".join(re.sub(r"[:=,]", "-", Path(name.partition("@")[0]).name) for name in names),
         target=_absolute(base, base.target) if target is None else given_source(target),
-        draft=_absolute(base, base.draft) if draft is None else given_source(draft),
+        draft=_absolute(base, base.draft) if draft is None else derived or given_source(draft),
         family=base.family if target is None else None,
         dtype=base.dtype,
+        # how the target is best run stays true where no model takes the draft's place
+        backend=base.backend if target is None and derived is not None else "torch",
         modalities=base.modalities,
         calibration=None if base.calibration_path() is None else str(base.calibration_path()),
         without=base.without if target is None else (),

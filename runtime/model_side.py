@@ -29,6 +29,8 @@ class ModelSide:
     processor: Any | None
     eos_ids: frozenset[int]
     """Empty when the model names none."""
+    derived: str = ""
+    """What a draft is called that is no model of its own; it then is described by the target's files."""
 
     @cached_property
     def tokens(self) -> dict[int, str]:
@@ -110,13 +112,13 @@ class ModelSide:
 def read_side(spec: PairSpec, role: str) -> ModelSide:
     """`role` is target or draft. Raises BadInput when a file is missing or a family's processor cannot be made."""
     given: ModelSource = getattr(spec, role)
-    source = spec.resolve(given)
+    files, source = spec.files_of(given), spec.resolve(given)
     config, tokenizer, processor = read_files(spec, given)
     try:
-        eos_ids = eos_ids_of(generation_settings(source, given.revision), tokenizer, source)
+        eos_ids = eos_ids_of(generation_settings(source, files.revision), tokenizer, source)
     except BadInput:
         eos_ids = frozenset()
-    return ModelSide(role, source, config, tokenizer, processor, eos_ids)
+    return ModelSide(role, source, config, tokenizer, processor, eos_ids, "" if given.is_model else given.label())
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

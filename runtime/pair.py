@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from profiles.draft_kinds import EARLY_EXIT, LOOKUP, LOOKUP_VERSION
 from profiles.errors import BadInput, HardwareMissing
 from profiles.families import FAMILIES
 from profiles.policy_profile import ModelRecord, PairRecord
@@ -15,7 +16,7 @@ from profiles.registry import ModelSource, PairSpec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
 from runtime.draft_prompts import OwnPromptModel
-from runtime.model_facts import generation_settings, needed_gib, placeholder_ids, read_config
+from runtime.model_facts import generation_settings, needed_gib, placeholder_ids, read_config, require_made
 from runtime.processors import repetition_penalty
 from runtime.prompts import PromptEncoder, chat_template
 
@@ -61,10 +62,10 @@ class PairPlan:
     """How transformers spreads the target over devices. The draft stays whole on `device`."""
 
     def files(self, source: ModelSource, graph_folder: Path | None) -> ModelFiles:
-        """How one of the two models is loaded."""
+        """How one of the two models is loaded; an early exit from the target's files."""
         return ModelFiles(
             source=self.spec.resolve(source),
-            revision=source.revision,
+            revision=self.spec.files_of(source).revision,
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
@@ -75,7 +76,7 @@ class PairPlan:
     def check_memory(self) -> float:
         """Memory that the weights need, in GiB. Raises HardwareMissing, naming it and what was found, before
         anything large is loaded."""
-        needed, found = needed_gib(self.spec, self.dtype), self.memory_bytes
+        needed, found = needed_gib(self.spec, self.dtype, self.backend), self.memory_bytes
         if found is not None and needed > found / (1 << 30):
             where = self.device if self.device_map is None else f"device map '{self.device_map}'"
             alone = self.device != "cpu" and self.device_map is None
@@ -87,8 +88,9 @@ class PairPlan:
         return needed
 
 
-def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) -> Pair:
-    """Load both models. `graph_folders` are the exported step graphs of target and draft, for the ONNX backend.
+def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path | None] | None = None) -> Pair:
+    """Load both models. `graph_folders` are the exported step graphs of target and draft, for the ONNX backend; a
+    prompt lookup has none.
 
     Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
     known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
@@ -97,9 +99,10 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
 
     plan.check_memory()
     spec = plan.spec
-    (config, tokenizer, processor), (_, draft_tokenizer, draft_processor) = (
-        read_files(spec, source) for source in (spec.target, spec.draft)
-    )
+    files = read_files(spec, spec.target)
+    config, tokenizer, processor = files
+    # a draft that is no model of its own reads what the target reads
+    _, draft_tokenizer, draft_processor = read_files(spec, spec.draft) if spec.draft.is_model else files
     if spec.family is not None and spec.family != config.model_type:
         raise BadInput(f"'{spec.name}' is said to be of family '{spec.family}', its target is '{config.model_type}'")
     check_same_tokens(tokenizer.get_vocab(), draft_tokenizer.get_vocab())
@@ -110,9 +113,13 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     settings = generation_settings(spec.resolve(spec.target), spec.target.revision)
     penalty = repetition_penalty(settings, spec.without, spec.name)
     graphs = graph_folders or (None, None)
-    # the draft first: it takes its place on one device before a device map fills the rest with the target
-    draft = load_model(plan.backend, plan.files(spec.draft, graphs[1]))
-    target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
+    if spec.draft.is_model:
+        # the draft first: it takes its place on one device before a device map fills the rest with the target
+        draft = load_model(plan.backend, plan.files(spec.draft, graphs[1]))
+        target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
+    else:
+        target = load_model(plan.backend, plan.files(spec.target, graphs[0]))
+        draft = _derived(plan, target, graphs[1])
     for role, model in (("target", target), ("draft", draft)):
         if max(tokenizer.get_vocab().values()) >= model.vocab_size:
             raise BadInput(
@@ -135,8 +142,21 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     )
 
 
+def _derived(plan: PairPlan, target: Model, graph_folder: Path | None) -> Model:
+    """A draft that is no model of its own, from the loaded target."""
+    source = plan.spec.draft
+    if source.prompt_lookup is not None:
+        from runtime.prompt_lookup import LookupModel
+
+        return LookupModel(source.prompt_lookup, target.vocab_size, target.max_positions, target.dtype)
+    from runtime.early_exit import open_early_exit
+
+    return open_early_exit(target, plan.files(source, graph_folder), int(source.early_exit_layers or 0))
+
+
 def read_files(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:
     """Configuration, tokenizer and processor of one model, without its weights; no processor for a text-only one.
+    Those of the target for a draft that is no model of its own.
 
     Raises BadInput when a file is missing or the family is not known.
     """
@@ -144,8 +164,8 @@ def read_files(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | Non
 
     from runtime.vision import load_processor
 
-    if source.path is not None and not (Path(spec.resolve(source)) / "config.json").exists():
-        raise BadInput(f"{spec.resolve(source)} holds no model (config.json is missing)")
+    source = spec.files_of(source)
+    require_made(spec)
     config = read_config(spec, source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(spec.resolve(source), revision=source.revision)
@@ -192,6 +212,21 @@ def _record(spec: PairSpec, tokenizer: Any, processor: Any | None, draft_process
 
 
 def model_record(spec: PairSpec, source: ModelSource) -> ModelRecord:
+    """What a model was. A lookup is its settings and its formula, an early exit the target's files and its layers.
+
+    Raises BadInput for a folder without weights.
+    """
+    if source.prompt_lookup is not None:
+        settings = digest([LOOKUP, LOOKUP_VERSION, source.prompt_lookup.model_dump(mode="json")])
+        return ModelRecord(source=source.label(), revision=None, config_digest=settings, weights_digest="none")
+    if source.early_exit_layers is not None:
+        target = model_record(spec, spec.target)
+        return ModelRecord(
+            source=source.label(),
+            revision=None,
+            config_digest=digest([EARLY_EXIT, target.config_digest, source.early_exit_layers]),
+            weights_digest=target.weights_digest,
+        )
     if source.hub is not None:
         from transformers import AutoConfig
 

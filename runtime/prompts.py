@@ -69,6 +69,11 @@ class Prompt:
         return len(self) if self.kept is None else len(self.kept)
 
     @property
+    def read_ids(self) -> IntArray:
+        """[rows] their token ids."""
+        return self.input_ids if self.kept is None else self.input_ids[self.kept]
+
+    @property
     def draft_dropped(self) -> int:
         """Visual rows that the draft does without."""
         return 0 if self.draft is None else len(self.draft) - self.draft.rows

@@ -16,7 +16,7 @@ from runtime.model_side import ModelSide, read_side
 from runtime.pair import Pair
 from tuner.findings import Finding, Report, Verdict, failed, skipped
 from tuner.live_checks import live_checks
-from tuner.pair_checks import STATIC_CHECKS
+from tuner.pair_checks import COMPARISONS, STATIC_CHECKS
 from tuner.probes import Subject, subject_of
 
 LIVE = "live checks"
@@ -54,9 +54,13 @@ def examine(
 
 
 def check_files(target: ModelSide, draft: ModelSide, on_check: OnCheck = quiet) -> list[Finding]:
-    """Every static check of a pair's files."""
+    """Every static check of a pair's files. What only compares two sides is skipped where the draft is described by the
+    target's own."""
+    alone = f"{draft.derived} drafts with the target's own files, there is nothing to compare" if draft.derived else ""
     return [
-        _found(name, on_check, lambda check=check: check(target, draft))  # type: ignore[misc]
+        skipped(alone).of(name)
+        if alone and name in COMPARISONS
+        else _found(name, on_check, lambda check=check: check(target, draft))  # type: ignore[misc]
         for name, check in STATIC_CHECKS.items()
     ]
 

@@ -38,7 +38,8 @@ def check_padding(target: ModelSide, draft: ModelSide) -> Verdict:
             )
     shared, longer = sorted((target.head_rows, draft.head_rows))
     if shared == longer:
-        return passed(f"both heads have {shared} rows for {len(target.tokens)} tokens")
+        heads = "the target's head has" if draft.derived else "both heads have"
+        return passed(f"{heads} {shared} rows for {len(target.tokens)} tokens")
     wider = target if target.head_rows == longer else draft
     return passed(
         f"padded differently ({target.head_rows} rows in the target, {draft.head_rows} in the draft): ids {shared} to "
@@ -78,7 +79,8 @@ def check_placeholders(target: ModelSide, draft: ModelSide) -> Verdict:
             )
     if not ours:
         return skipped("a text-only pair has no placeholders")
-    return passed("the same on both sides: " + ", ".join(f"{kind} {i}" for kind, i in ours.items()))
+    where = "as the target's processor writes them" if draft.derived else "the same on both sides"
+    return passed(f"{where}: " + ", ".join(f"{kind} {i}" for kind, i in ours.items()))
 
 
 def check_ends(target: ModelSide, draft: ModelSide) -> Verdict:
@@ -90,7 +92,8 @@ def check_ends(target: ModelSide, draft: ModelSide) -> Verdict:
         return failed(f"an end must be a token; ids {sorted(unknown)} are not in the tokenizer")
     both = f"the target ends at {target.named(target.eos_ids)}, the draft at {draft.named(draft.eos_ids)}"
     if target.eos_ids == draft.eos_ids:
-        return passed(f"both sides end at {target.named(target.eos_ids)}")
+        who = "the target ends" if draft.derived else "both sides end"
+        return passed(f"{who} at {target.named(target.eos_ids)}")
     if target.eos_ids & draft.eos_ids:
         return warned(f"end-of-sequence ids should be the same; {both}")
     return failed(f"end-of-sequence ids must overlap; {both}")
@@ -111,7 +114,8 @@ def check_chat_templates(target: ModelSide, draft: ModelSide) -> Verdict:
     if theirs is None:
         return warned("the draft has no chat template of its own; it reads what the target's writes")
     if ours == theirs:
-        return passed(f"a conversation of {len(messages)} messages renders the same, {len(ours)} characters")
+        same = "" if draft.derived else " the same"
+        return passed(f"a conversation of {len(messages)} messages renders{same}, {len(ours)} characters")
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     return warned(
         f"a conversation should render the same; from character {at} on it is "
@@ -197,3 +201,5 @@ STATIC_CHECKS: dict[str, StaticCheck] = {
     "maximal positions": check_positions,
     "attention": check_attention,
 }
+COMPARISONS = ("tokenizers", "special tokens", "processors", "rotary embedding", "maximal positions")
+"""Checks that only compare the two sides: nothing to say of a draft that is described by the target's own files."""

@@ -6,7 +6,7 @@ from profiles.config import TuneConfig
 from profiles.errors import BadInput, HardwareMissing
 from profiles.families import require_graph
 from profiles.registry import load_pair_spec
-from runtime.model_facts import own_pair
+from runtime.model_facts import own_pair, require_made
 from runtime.pair import PairPlan
 from tuner.machine import Device, core_count, find_device, memory_bytes
 
@@ -14,12 +14,13 @@ from tuner.machine import Device, core_count, find_device, memory_bytes
 def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     """How the pair will be loaded, the resolved configuration, and the device.
 
-    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, an engine that cannot run
-    its family, or too many threads.
+    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, a folder without a model, an
+    engine that cannot run its family, or too many threads.
     """
     named = load_pair_spec(config.model)
     device = find_device(config.gpu)
     spec = own_pair(named, config.target, config.draft)
+    require_made(spec)
     backend = config.backend
     if backend == "auto":
         backend = spec.backend if device.torch_name == "cpu" else "torch"

@@ -17,13 +17,15 @@ from profiles.errors import BadInput
 from profiles.measurement import FREE_SLACK, CostTable, HostTime, PassKind, PassTime
 from profiles.model_shape import ModelShape
 from profiles.registry import DTYPE_BYTES, GpuSpec, gpu_specs, load_gpu_spec, load_pair_spec
-from runtime.model_facts import needed_gib, own_pair, read_config, shape_of
+from runtime.model_facts import model_shape, needed_gib, own_pair
 from tuner.costs import CATCH_UP_SIZES, context_grid
 from tuner.machine import find_device
 
 CONTEXTS = (512, 8192)
 """Shortest and longest context of an estimate: a picture with a question, and a long video."""
 WIDEST = 1 << 16
+LOOKUP_NS = 1.0
+"""What a pass of a prompt lookup is charged: a table has no zero. All its time is the host's, which is left out."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class PairFacts:
     """What an estimate needs to know of a pair."""
 
     target: ModelShape
-    draft: ModelShape
+    draft: ModelShape | None
+    """None for a prompt lookup, which moves no weights."""
     dtype: str
 
 
@@ -57,7 +60,7 @@ def pass_ns(shape: ModelShape, gpu: GpuSpec, dtype: str, n: int, context: int) -
 def estimate_costs(pair: PairFacts, gpu: GpuSpec, grid: GridConfig, contexts: Sequence[int]) -> CostTable:
     """A cost table of every pass that the grid allows, marked `estimated`. The host's share is unknown and left
     out: its terms are zero."""
-    sizes: dict[PassKind, tuple[ModelShape, tuple[int, ...]]] = {
+    sizes: dict[PassKind, tuple[ModelShape | None, tuple[int, ...]]] = {
         "plain": (pair.target, (1,)),
         "verify": (pair.target, grid.verify_sizes),
         "catch_up": (pair.draft, CATCH_UP_SIZES),
@@ -67,7 +70,7 @@ def estimate_costs(pair: PairFacts, gpu: GpuSpec, grid: GridConfig, contexts: Se
     for kind, (shape, counts) in sizes.items():
         for n in counts:
             for context in contexts:
-                ns = pass_ns(shape, gpu, pair.dtype, n, context)
+                ns = LOOKUP_NS if shape is None else pass_ns(shape, gpu, pair.dtype, n, context)
                 passes.append(PassTime(kind=kind, n=n, context=context, time_ns=ns, p10_ns=ns, p90_ns=ns, samples=0))
     host = HostTime(plain_ns=0.0, round_ns=0.0, level_ns=0.0, rounds=0)
     return CostTable(mark="estimated", threads=1, passes=tuple(passes), host=host)
@@ -97,6 +100,7 @@ class Estimate:
     costs: CostTable
     knees: dict[int, int]
     """Context to the free width of the target there."""
+    draft_has_weights: bool = True
 
     def devices(self) -> int:
         """Devices whose memory holds the weights, the cache not counted."""
@@ -111,7 +115,7 @@ class Estimate:
             "dtype": self.dtype,
             "weights_gib": self.weights_gib,
             "devices": self.devices(),
-            "cost_ratio": self.costs.cost_ratio(),
+            "cost_ratio": self.costs.cost_ratio() if self.draft_has_weights else None,
             "free_width": {str(context): knee for context, knee in self.knees.items()},
             "passes": [p.model_dump(include={"kind", "n", "context", "time_ns"}) for p in self.costs.passes],
         }
@@ -123,7 +127,8 @@ def estimate_pair(config: TuneConfig) -> Estimate:
     spec = own_pair(load_pair_spec(config.model), config.target, config.draft)
     gpu = load_gpu_spec(find_device("auto").spec_name) if config.gpu == "auto" else gpu_specs(config.gpu)[0]
     dtype = spec.dtype if config.dtype == "auto" else config.dtype
-    target, draft = (source.shape or shape_of(read_config(spec, source)) for source in (spec.target, spec.draft))
+    target = model_shape(spec, spec.target)
+    draft = None if spec.draft.prompt_lookup is not None else model_shape(spec, spec.draft)
     contexts = context_grid(*CONTEXTS, config.grid.contexts)
     return Estimate(
         pair=spec.name,
@@ -132,4 +137,5 @@ def estimate_pair(config: TuneConfig) -> Estimate:
         weights_gib=needed_gib(spec, dtype),
         costs=estimate_costs(PairFacts(target, draft, dtype), gpu, config.grid, contexts),
         knees={context: free_width(target, gpu, dtype, context) for context in contexts},
+        draft_has_weights=draft is not None,
     )

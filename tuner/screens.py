@@ -167,7 +167,9 @@ def estimate_screen(found: Estimate) -> RenderableType:
             screen.add_row(f"{side} {kind} n={n}", *(f"{p.time_ns / 1e6:.2f}" for p in cells))
     knees = ", ".join(f"{knee} at context {context}" for context, knee in found.knees.items())
     lines = [
-        f"ESTIMATED cost ratio target/draft {table.cost_ratio():.1f}",
+        f"ESTIMATED cost ratio target/draft {table.cost_ratio():.1f}"
+        if found.draft_has_weights
+        else "the draft is a prompt lookup: it moves no weights, its time is the host's, which is not in an estimate",
         f"ESTIMATED free width (tokens of a target pass for {FREE_SLACK:.0%} more time than one): {knees}",
         f"a pass is the longer of its bytes / {gpu.bandwidth_gb_per_s:g} GB/s and its operations / "
         f"{gpu.dense_bf16_tflops:g} TFLOP/s ({gpu.source}); host time and what kernels lose are not in it",

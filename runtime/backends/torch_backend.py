@@ -126,7 +126,8 @@ class TorchModel(Model):
     backend = "torch"
     gives_attention = True
 
-    def __init__(self, files: ModelFiles) -> None:
+    def __init__(self, files: ModelFiles, loaded: Any = None) -> None:
+        """`loaded` is a transformers model that already is in memory; without it the files are read."""
         if files.device != "cpu" and not torch.cuda.is_available():
             raise HardwareMissing(f"device '{files.device}' was asked for, but torch sees no CUDA device")
         self.backend_version = torch.__version__
@@ -134,7 +135,7 @@ class TorchModel(Model):
         self.torch_dtype: torch.dtype = getattr(torch, files.dtype)
         if files.device == "cpu":
             torch.set_num_threads(files.threads)
-        self.model = load_transformers(files)
+        self.model = load_transformers(files) if loaded is None else loaded
         if files.device_map is None:
             self.model = self.model.to(files.device)
         else:
