@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from commands.options import err
 from profiles.config import TuneConfig, load_config
-from profiles.families import require_graph
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import ModelSource, named_pair
 
@@ -38,7 +37,7 @@ def open_pair(plan: PairPlan) -> Pair:
     if plan.spec.draft.prompt_lookup is None:
         roles["draft"] = plan.spec.draft
     for source in roles.values():
-        require_graph(read_config(plan.spec, source).model_type)
+        read_config(plan.spec, source)  # a missing model or an unknown family is said before anything is exported
     from exports.onnx_graph import cached_step_graph, graph_key
     from runtime.backends.torch_backend import cache_argument, load_transformers
     from runtime.early_exit import first_layers

@@ -24,26 +24,17 @@ class Family(Frozen):
     reads: tuple[Modality, ...]
     text_side: str
     """Attribute of the inner model that holds the decoder."""
-    no_graph: str = ""
-    """Why its text side has no step graph; empty when it has one."""
 
 
-MROPE = "its positions have three axes, which the step graph's contract cannot carry"
 FAMILIES: Mapping[str, Family] = {
     "idefics3": Family(processor="Idefics3Processor", reads=("text", "image"), text_side="text_model"),
     "llava_next": Family(processor="LlavaNextProcessor", reads=("text", "image"), text_side="language_model"),
     "llava_onevision": Family(
         processor="LlavaOnevisionProcessor", reads=("text", "image", "video"), text_side="language_model"
     ),
-    "qwen2_5_vl": Family(
-        processor="Qwen2_5_VLProcessor", reads=("text", "image"), text_side="language_model", no_graph=MROPE
-    ),
-    "qwen3_vl": Family(
-        processor="Qwen3VLProcessor", reads=("text", "image"), text_side="language_model", no_graph=MROPE
-    ),
-    "qwen3_vl_moe": Family(
-        processor="Qwen3VLProcessor", reads=("text", "image"), text_side="language_model", no_graph=MROPE
-    ),
+    "qwen2_5_vl": Family(processor="Qwen2_5_VLProcessor", reads=("text", "image"), text_side="language_model"),
+    "qwen3_vl": Family(processor="Qwen3VLProcessor", reads=("text", "image"), text_side="language_model"),
+    "qwen3_vl_moe": Family(processor="Qwen3VLProcessor", reads=("text", "image"), text_side="language_model"),
     "smolvlm": Family(processor="SmolVLMProcessor", reads=("text", "image"), text_side="text_model"),
 }
 
@@ -57,13 +48,6 @@ def vision_family(model_type: str, has_vision: bool) -> Family | None:
             f"vision-language models of type '{model_type}' are not supported; known: {', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[model_type]
-
-
-def require_graph(model_type: str) -> None:
-    """Raises BadInput when a family cannot run on an engine that needs a step graph."""
-    family = FAMILIES.get(model_type)
-    if family is not None and family.no_graph:
-        raise BadInput(f"'{model_type}' has no step graph: {family.no_graph}; use --backend torch")
 
 
 def text_side(model: Any) -> Any:

@@ -16,7 +16,7 @@ from PIL import Image, UnidentifiedImageError
 
 from profiles.errors import BadInput
 from profiles.families import Modality
-from runtime.policy.tree import IntArray
+from runtime.policy.tree import FloatArray, IntArray
 
 VIDEO_MAX_FRAMES = 64
 
@@ -90,6 +90,28 @@ class Prompt:
         kept = None if self.kept is None else np.concatenate([self.kept, np.arange(length, length + more)])
         draft = None if self.draft is None else self.draft.extended(tokens)
         return Prompt(ids, vision, self.modality, self.visual, kept, draft)
+
+
+@dataclass(frozen=True)
+class EmbeddedPrompt:
+    """A prompt as a language model's inputs, for engines that hold the text side only."""
+
+    embeds: FloatArray
+    """[L, hidden] float32, picture features in their places."""
+    positions: IntArray
+    """[axes, L] rotary positions: one axis, or the three of M-RoPE."""
+    rope_delta: int = 0
+    """What is added to the position of every later token: pictures take fewer positions than rows."""
+    deepstack: FloatArray | None = None
+    """[layers, L, hidden] added to the hidden states after the first layers; None when the family has none."""
+
+    def __len__(self) -> int:
+        return len(self.embeds)
+
+    def subset(self, rows: IntArray) -> EmbeddedPrompt:
+        """Some rows [k], ascending, at their own positions."""
+        deepstack = None if self.deepstack is None else self.deepstack[:, rows]
+        return EmbeddedPrompt(self.embeds[rows], self.positions[:, rows], self.rope_delta, deepstack)
 
 
 def _padded(rows: Any, more: int) -> Any:

@@ -19,8 +19,8 @@ from transformers.feature_extraction_utils import BatchFeature
 
 from profiles.errors import BadInput
 from profiles.families import FAMILIES, text_side
-from runtime.policy.tree import FloatArray, IntArray
-from runtime.prompts import Prompt
+from runtime.policy.tree import FloatArray
+from runtime.prompts import EmbeddedPrompt, Prompt
 
 
 class FrameProcessor:
@@ -91,16 +91,16 @@ def reading_rules(processor: Any) -> dict[str, Any]:
 class _Captured(Exception):
     """Carries the language model's inputs out of a forward pass that has done its vision part."""
 
-    def __init__(self, embeds: torch.Tensor) -> None:
+    def __init__(self, inputs: dict[str, Any]) -> None:
         super().__init__()
-        self.embeds = embeds
+        self.inputs = inputs
 
 
 class PromptEmbedder:
-    """Prompts to language-model inputs [L, hidden], for engines whose graph holds the text side only.
+    """Prompts with pictures to language-model inputs, for engines whose graph holds the text side only.
 
-    The family's own forward pass merges the picture features; it is cut off where the language model starts,
-    so its decoder layers are dropped to free their memory.
+    The family's own forward pass merges the picture features and counts the positions; it is cut off where the
+    language model starts, so its decoder layers are dropped to free their memory.
     """
 
     def __init__(self, model: Any) -> None:
@@ -108,25 +108,40 @@ class PromptEmbedder:
         text = text_side(model)
         text.layers = torch.nn.ModuleList()
         text.register_forward_pre_hook(self._capture, with_kwargs=True)
-        self._text = text
 
     @staticmethod
     def _capture(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        raise _Captured(kwargs["inputs_embeds"])
+        raise _Captured(kwargs)
 
-    def __call__(self, prompt: Prompt) -> FloatArray:
-        ids = torch.from_numpy(prompt.input_ids)[None]
-        if not prompt.vision:
-            return self.tokens(prompt.input_ids)
+    def __call__(self, prompt: Prompt) -> EmbeddedPrompt:
+        """One prompt, which must have vision inputs."""
+        inner, ids = self._model.model, torch.from_numpy(prompt.input_ids)[None]
+        vision = {
+            name: value.to(self._model.dtype) if name.startswith("pixel_values") else value
+            for name, value in prompt.vision.items()
+        }
+        if hasattr(inner, "rope_deltas"):
+            inner.rope_deltas = None  # state of the prompt before
         with torch.inference_mode():
             try:
-                self._model(input_ids=ids, **prompt.vision, use_cache=False)
+                self._model(input_ids=ids, **vision, use_cache=False)
             except _Captured as captured:
-                return np.ascontiguousarray(captured.embeds[0].float().numpy())
+                return self._embedded(captured.inputs)
         raise RuntimeError("the language model was never reached; the family merges its inputs elsewhere")
 
-    def tokens(self, ids: IntArray) -> FloatArray:
-        """[n] token ids -> [n, hidden]."""
-        with torch.inference_mode():
-            embeds = self._text.get_input_embeddings()(torch.from_numpy(np.asarray(ids)))
-        return np.ascontiguousarray(embeds.float().numpy())
+    def _embedded(self, inputs: dict[str, Any]) -> EmbeddedPrompt:
+        embeds = inputs["inputs_embeds"][0].float()
+        deltas = getattr(self._model.model, "rope_deltas", None)
+        positions = torch.arange(len(embeds))[None]
+        if deltas is not None:
+            positions = inputs["position_ids"][:, 0]
+        features, deepstack = inputs.get("deepstack_visual_embeds"), None
+        if features is not None:
+            deepstack = torch.zeros(len(features), *embeds.shape)
+            deepstack[:, inputs["visual_pos_masks"][0]] = torch.stack(list(features)).float()
+        return EmbeddedPrompt(
+            embeds=np.ascontiguousarray(embeds.numpy()),
+            positions=np.ascontiguousarray(positions.numpy()),
+            rope_delta=0 if deltas is None else int(deltas.flatten()[0]),
+            deepstack=None if deepstack is None else deepstack.numpy(),
+        )

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from profiles.errors import BadInput, HardwareMissing, ProfileError
+from profiles.graph_contract import read_graph
 from profiles.registry import load_pair_spec
 from runtime.backends import load_model
 from runtime.backends.base import Model, ModelFiles
-from runtime.backends.onnx_backend import read_graph
 from runtime.decode import generate, plain_policy
 from runtime.pair import Pair
 from runtime.prompts import Prompt

@@ -118,7 +118,6 @@ def test_an_estimate_is_marked_and_leaves_nothing_behind(tmp_path: Path) -> None
         (["--gpu", "h100", "--estimate"], "estimates are made for bfloat16 and float16"),
         (["--target", "./absent"], "'./absent' is neither a folder that is here nor a hub id"),
         (["--device-map", "everywhere"], "device_map: String should match pattern"),
-        (["--model", "qwen3-vl-32b", "--gpu", "cpu", "--backend", "onnx"], "'qwen3_vl' has no step graph"),
     ],
 )
 def test_mistakes_with_pairs_have_their_exit_code(arguments: list[str], message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from profiles.config import TuneConfig
 from profiles.errors import BadInput, HardwareMissing
-from profiles.families import require_graph
 from profiles.registry import load_pair_spec
 from runtime.model_facts import own_pair, require_made
 from runtime.pair import PairPlan
@@ -14,8 +13,8 @@ from tuner.machine import Device, core_count, find_device, memory_bytes
 def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     """How the pair will be loaded, the resolved configuration, and the device.
 
-    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, a folder without a model, an
-    engine that cannot run its family, or too many threads.
+    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, a folder without a model, a
+    device map on an engine that has none, or too many threads.
     """
     named = load_pair_spec(config.model)
     device = find_device(config.gpu)
@@ -24,8 +23,6 @@ def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     backend = config.backend
     if backend == "auto":
         backend = spec.backend if device.torch_name == "cpu" else "torch"
-    if backend == "onnx" and spec.family is not None:
-        require_graph(spec.family)
     if config.device_map is not None and backend != "torch":
         raise BadInput(f"a device map needs --backend torch, got device_map={config.device_map!r} with {backend}")
     if device.torch_name == "cpu" and (config.device_map or "").startswith("cuda"):

@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from profiles.families import FAMILIES
 from profiles.measurement import FREE_SLACK, PASS_KINDS, Association, CostTable, Curve, PolicyResult
 from profiles.policy import CompiledPolicy
 from profiles.policy_profile import PolicyProfile
@@ -318,17 +317,15 @@ def models_table(specs: list[PairSpec], memory_bytes: int | None) -> Table:
     table = Table(caption="a pair without calibration prompts of its own needs --data", caption_justify="left")
     table.add_column("name", no_wrap=True)
     table.add_column("target, draft", no_wrap=True)
-    for name in ("reads", "engines", "GiB", "fits\nhere", "note"):
+    for name in ("reads", "GiB", "fits\nhere", "note"):
         table.add_column(name)
     for spec in specs:
         weights = needed_gib(spec, spec.dtype)
         fits = memory_bytes is None or weights <= memory_bytes / (1 << 30)
-        graph = spec.family is None or not FAMILIES[spec.family].no_graph
         table.add_row(
             spec.name,
             f"{spec.target.label()}\n{spec.draft.label()}",
             "\n".join(spec.modalities),
-            "torch\nonnx" if graph else "torch",
             f"{weights:.3g}\n{spec.dtype}",
             "yes" if fits else "no",
             spec.note,
