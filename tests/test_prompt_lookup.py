@@ -259,7 +259,7 @@ def recorded(folder: Path, sampling: Sampling) -> Record:
             output=tuple(generation.tokens),
             finished="eos" if generation.finished == "eos" else "length",
         )
-        recorder.store.write(sample, recorder._columns(text, generation, mine))
+        recorder.store.write(sample, recorder._columns(text, generation, mine)[1])
     return load_record(folder)
 
 
