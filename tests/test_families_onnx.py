@@ -10,6 +10,7 @@ import pytest
 from exports.onnx_graph import export_step_graph
 from profiles.families import FAMILIES as KNOWN
 from profiles.policy import PolicySource, Tier
+from profiles.pruning import Pruning
 from profiles.registry import PairSpec
 from runtime.backends.torch_backend import cache_argument, load_transformers
 from runtime.decode import generate
@@ -25,6 +26,7 @@ REQUESTS = (
     turns("no picture"),
     turns("#what?", images=[picture(3)]),
 )
+PRUNED = TREE.model_copy(update={"pruning": Pruning(kind="uniform", ratio=0.6)})
 EVERYDAY = ("qwen3_vl_moe", "smolvlm")
 """Between them: one position axis and three, DeepStack, experts, and a draft with picture rules of its own."""
 
@@ -42,12 +44,13 @@ def check_family(spec: PairSpec, folder: Path) -> None:
         prompt = torch_pair.encoder.encode(request)
         logits = [pair.target.open(prompt, len(prompt))[1].logits() for pair in (graphs, torch_pair)]
         np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
-        ours, theirs = (generate(pair, prompt, TREE, max_new_tokens=24) for pair in (graphs, torch_pair))
-        assert ours.tokens == theirs.tokens
-        assert [(r.position, r.nodes, r.accepted) for r in ours.rounds] == [
-            (r.position, r.nodes, r.accepted) for r in theirs.rounds
-        ]
-        accepted += sum(record.accepted for record in ours.rounds)
+        for policy in (TREE, PRUNED):
+            ours, theirs = (generate(pair, prompt, policy, max_new_tokens=24) for pair in (graphs, torch_pair))
+            assert ours.tokens == theirs.tokens
+            assert [(r.position, r.nodes, r.accepted) for r in ours.rounds] == [
+                (r.position, r.nodes, r.accepted) for r in theirs.rounds
+            ]
+            accepted += sum(record.accepted for record in ours.rounds)
     assert accepted > 3, "nothing drafted was accepted: equal rounds say little"
     check_backend(graphs.target, prompt)
 
