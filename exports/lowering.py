@@ -29,7 +29,7 @@ def lost(profile: PolicyProfile, abilities: Abilities) -> tuple[Lost, ...]:
     """What an engine with these abilities drops from a profile's policy."""
     source = profile.source
     parts = [_signal(source), _history(source), *_tiers(source.tiers, abilities), _growth(source), _pruning(source)]
-    parts += [_hull(profile), _sampling(profile)]
+    parts += [_hull(profile), _batch(profile, abilities), _sampling(profile)]
     return tuple(part for part in parts if part is not None) + _unknown(source)
 
 
@@ -115,6 +115,16 @@ def _hull(profile: PolicyProfile) -> Lost:
         field="context_max",
         value=f"{profile.regime.context_max} tokens, then {profile.source.safe.label()}",
         reason="it has no tree by context length; longer requests run the same one, untuned",
+    )
+
+
+def _batch(profile: PolicyProfile, abilities: Abilities) -> Lost | None:
+    if abilities.batches != "same":
+        return None
+    return Lost(
+        field="batch",
+        value=f"{profile.regime.batch}, then {profile.source.safe.label()}",
+        reason="it has no tree by batch size; several requests at once run the same one, untuned",
     )
 
 

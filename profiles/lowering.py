@@ -24,6 +24,9 @@ that is drafted."""
 Confidence = Literal["none", "capped", "uncapped"]
 """Whether drafting may end after a token whose own probability is below a threshold: never, together with a cap on
 the length, or instead of one."""
+Batches = Literal["one", "schedule", "same"]
+"""What happens when several requests run at once: they never do, the draft has a length by batch size, or the same
+shape is drafted for all."""
 ROOM: Final[dict[TreeRoom, str]] = {
     "chain": "a chain",
     "rows": "a tree of at most width * depth nodes",
@@ -36,6 +39,7 @@ class Abilities(Frozen):
 
     room: TreeRoom
     confidence: Confidence = "none"
+    batches: Batches = "same"
 
     def holds(self, tier: Tier) -> bool:
         """True when the engine can run this shape in every round."""
@@ -92,9 +96,7 @@ class Lowered(Frozen):
 
 def fixed(tier: Tier, safe: Tier, confidence: float = 0.0, capped: bool = True) -> Lowered:
     """The lowered policy of one tier; `safe` is used outside the hull that the profile was tuned in."""
-    return Lowered(
-        source=PolicySource(name="lowered", tiers=(tier,), safe=safe), confidence=confidence, capped=capped
-    )
+    return Lowered(source=PolicySource(name="lowered", tiers=(tier,), safe=safe), confidence=confidence, capped=capped)
 
 
 class Lost(Frozen):
@@ -169,7 +171,7 @@ class LoweringReport(Frozen):
     """None when the export was made without a record."""
     from_profile: FromProfile | None = None
     notes: tuple[str, ...] = ()
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     """SHA-256 of every artefact by name."""
 
     @model_validator(mode="after")
