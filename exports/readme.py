@@ -38,8 +38,8 @@ def cost_text(report: LoweringReport) -> str:
         return "\n".join(_profile_lines(report.from_profile))
     return (
         "Unknown: the export was made without the record, and the profile's table has no fixed tier that this engine "
-        "can run. The shape is the policy with everything left out that the engine cannot express. `sage_tune export ... "
-        "--run RUN` searches the best one and says what it costs."
+        "can run. The shape is the policy with everything left out that the engine cannot express. `sage_tune export "
+        "... --run RUN` searches the best one and says what it costs."
     )
 
 
