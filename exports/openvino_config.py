@@ -2,8 +2,8 @@
 
 `num_assistant_tokens` and `assistant_confidence_threshold` exclude each other: a draft has a length, or it ends after
 the first token whose own probability is below the threshold. Only the continuous-batching backend takes both as they
-are, and it is chosen by passing a scheduler configuration; the other one moves the length by itself. Its tree search is
-for EAGLE-3 heads.
+are, and it is chosen by passing a scheduler configuration; the other one moves the length by itself. Its tree search
+is for EAGLE-3 heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def document(request: ExportRequest) -> dict[str, Any]:
     if not request.drafts:
         return {}
     if not request.lowered.capped:
-        return {"assistant_confidence_threshold": request.lowered.confidence}
+        # greedy decoding computes no probability unless one is asked for, and 0 ends every draft after one token
+        return {"assistant_confidence_threshold": request.lowered.confidence, "logprobs": 1}
     return {"num_assistant_tokens": request.length}
 
 

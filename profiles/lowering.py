@@ -86,8 +86,8 @@ class Lowered(Frozen):
         """Of the decisions; the name is not one."""
         return digest(
             {
-                "tier": self.tier.model_dump(mode="json"),
-                "safe": self.source.safe.model_dump(mode="json"),
+                "tier": self.tier.model_dump(mode="json", exclude_defaults=True),
+                "safe": self.source.safe.model_dump(mode="json", exclude_defaults=True),
                 "confidence": self.confidence,
                 "capped": self.capped,
             }
