@@ -33,15 +33,16 @@ def files(request: ExportRequest) -> dict[str, str]:
 
 
 def start(request: ExportRequest) -> str:
-    draft = ", draft_model=genai.draft_model('draft', 'CPU', scheduler_config=scheduler)" if request.drafts else ""
+    draft = 'draft = genai.draft_model("draft", "CPU", scheduler_config=scheduler)\n' if request.drafts else ""
+    given = ", draft_model=draft" if request.drafts else ""
     code = f"""import openvino_genai as genai
 
 scheduler = genai.SchedulerConfig()
 scheduler.cache_size = 2  # GiB
-pipe = genai.LLMPipeline('target', 'CPU', scheduler_config=scheduler{draft})
-config = genai.GenerationConfig('{CONFIG}')
+{draft}pipe = genai.LLMPipeline("target", "CPU", scheduler_config=scheduler{given})
+config = genai.GenerationConfig("{CONFIG}")
 config.max_new_tokens = 256
-result = pipe.generate(['your prompt'], config)
+result = pipe.generate(["your prompt"], config)
 print(result.texts[0], result.extended_perf_metrics.get_num_accepted_tokens())"""
     return (
         "`target` and `draft` are folders of OpenVINO models with their tokenizers, as `optimum-cli export openvino` "

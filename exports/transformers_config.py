@@ -8,6 +8,7 @@ tells it that it is not.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from exports.request import ExportRequest, Method, fenced, pretty
@@ -62,8 +63,8 @@ def start(request: ExportRequest) -> str:
     code = f"""from transformers import AutoModelForImageTextToText
 from assisted import prepared
 
-target = AutoModelForImageTextToText.from_pretrained({request.target!r})
-draft = AutoModelForImageTextToText.from_pretrained({request.draft!r})
+target = AutoModelForImageTextToText.from_pretrained({json.dumps(request.target)})
+draft = AutoModelForImageTextToText.from_pretrained({json.dumps(request.draft)})
 output = target.generate(**inputs, assistant_model=prepared(draft), do_sample=False, max_new_tokens=256)"""
     return (
         "With this folder on the Python path:\n\n"
