@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from commands.doctor import doctor
+from commands.export import export
 from commands.known import gpus, models
 from commands.lint import lint
 from commands.opening import open_configured
@@ -56,6 +57,7 @@ from commands.options import (
     seconds,
 )
 from commands.run import run
+from commands.verify_applied import verify_applied
 from profiles.config import load_config, retuned
 from profiles.config_text import to_toml
 from profiles.errors import BadInput, SageError
@@ -69,7 +71,7 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-for command in (run, doctor, lint, models, gpus):
+for command in (run, doctor, lint, models, gpus, export, verify_applied):
     app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""

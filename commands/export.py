@@ -1,0 +1,148 @@
+"""`sage_tune export`: a profile for another engine, with what it loses there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from commands.options import Json, err, out, print_json
+from profiles.errors import BadInput, ProfileError
+from profiles.lowering import REPORT_NAME, LoweringReport
+from profiles.policy_profile import PolicyProfile
+from profiles.registry import load_pair_spec, model_names
+from profiles.store import load_profile, read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+README_NAME = "README.md"
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """What was asked for."""
+
+    profile: PolicyProfile
+    to: str
+    version: str | None
+    method: str | None
+    draft: str | None
+    folder: Path
+    run: Path | None
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an exporter has to say: for people, and for a script."""
+
+    screen: RenderableType
+    document: dict[str, Any]
+
+
+Exporter = Callable[[ExportJob], Exported]
+"""Writes everything into the job's folder."""
+
+
+def exporters() -> Mapping[str, Exporter]:
+    """What `--to` takes."""
+    from exports.targets import TARGETS
+
+    return dict.fromkeys(TARGETS, export_configuration)
+
+
+def export(
+    profile_path: Annotated[Path, typer.Argument(metavar="PROFILE", help="policy profile (*.sage.json)")],
+    to: Annotated[str, typer.Option("--to", help="trtllm, sglang, vllm, transformers, openvino, llamacpp")],
+    folder: Annotated[Path, typer.Option("--out", help="folder to write")],
+    version: Annotated[
+        str | None, typer.Option("--engine-version", help="release of the engine; the newest known without it")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="how the engine drafts; by the pair's own draft without it")
+    ] = None,
+    draft: Annotated[str | None, typer.Option("--draft", help="draft as the engine finds it, or an EAGLE head")] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", help="run folder: searches the best form by replay and says what is lost")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a profile for another engine, and report what is lost there."""
+    known = exporters()
+    if to not in known:
+        raise BadInput(f"--to takes {', '.join(known)}, got '{to}'")
+    profile = load_profile(profile_path)
+    found = known[to](ExportJob(profile, to, version, method, draft, folder, run))
+    out.print(found.screen)
+    out.print(f"wrote {folder}; start with {folder / README_NAME}", soft_wrap=True)
+    if as_json:
+        print_json({"out": str(folder), **found.document})
+
+
+def export_configuration(job: ExportJob) -> Exported:
+    """Configuration of an engine that runs one fixed shape."""
+    from commands.lowering_table import lowering_screen
+    from exports.lowering import by_profile, truncated
+    from exports.readme import readme
+    from exports.targets import TARGETS, report
+
+    target, profile = TARGETS[job.to], job.profile
+    version, method = target.version(job.version), target.method(job.method)
+    abilities = target.methods[method].abilities
+    numbers, from_profile, remarks = None, None, []
+    if job.run is None:
+        lowered, from_profile = by_profile(profile, abilities)
+    else:
+        from tuner.lowering_search import LoweringSearch, lowering_numbers
+        from tuner.profile_record import open_record
+
+        with err.status("replaying every shape that the engine can run"):
+            found = open_record(profile, job.run)
+            search = LoweringSearch(found.arena, abilities, truncated(profile.source, abilities))
+            lowered = search.best.lowered
+            numbers = lowering_numbers(search, profile.policy, lowered, found.trace_digest)
+        if not found.is_own:
+            remarks.append(
+                "this record is not the one that the profile was made from: other numbers than the profile's"
+            )
+        if search.left_out:
+            remarks.append(
+                f"{search.left_out} confidence thresholds were left out: without a limit on the length their drafts "
+                "run past the record"
+            )
+    request = target.request(profile, lowered, version, method, models_of(profile), job.draft)
+    files = target.files(request)
+    made = report(target, request, numbers, from_profile, files, remarks)
+    write_export(job.folder, {**files, README_NAME: readme(target, request, made)}, made)
+    title = f"{profile.name} for {target.title} {version} ({method})"
+    return Exported(lowering_screen(made, title), made.model_dump(mode="json"))
+
+
+def models_of(profile: PolicyProfile) -> tuple[str, str]:
+    """Target and draft as an engine on this machine finds them."""
+    pair = profile.pair
+    if pair.name in model_names():
+        spec = load_pair_spec(pair.name)
+        return spec.resolve(spec.target), spec.resolve(spec.draft)
+    return pair.target.source, pair.draft.source
+
+
+def write_export(folder: Path, files: Mapping[str, str], report: LoweringReport) -> None:
+    """Write an export, its report last. Files of an earlier export into the same folder that this one does not have are
+    removed. Raises BadInput for a folder that holds something else."""
+    saved = folder / REPORT_NAME
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"--out {folder} is a file; give a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            before = read_json(saved, LoweringReport).files
+        except (BadInput, ProfileError):
+            raise BadInput(f"--out {folder} holds something that is no export; give another folder") from None
+        for name in set(before) - set(files):
+            (folder / name).unlink(missing_ok=True)
+    for name, text in files.items():
+        write_text(folder / name, text)
+    write_json(saved, report)
