@@ -7,11 +7,12 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Protocol
 
 from profiles.errors import HardwareMissing
 from profiles.provenance import Fingerprint
 from profiles.registry import gpu_names, gpu_specs, load_gpu_spec
-from runtime.backends.base import Model
+from tuner.nvml import gpu_facts
 
 VERSIONED = (
     "sage_tune",
@@ -41,6 +42,24 @@ class Device:
     arch: str
     memory_bytes: int | None = None
     sm_count: int | None = None
+    index: int | None = None
+    """Index among the accelerators that are visible to this process."""
+    uuid: str | None = None
+
+
+class Engine(Protocol):
+    """What runs a model: `runtime.backends.base.Model` says it of a loaded one."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def backend_version(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device_map(self) -> str | None: ...
+    @property
+    def devices(self) -> int: ...
 
 
 def find_device(name: str) -> Device:
@@ -87,16 +106,17 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
+def fingerprint(engine: Engine, device: Device, threads: int) -> Fingerprint:
     """Everything about this machine that a measured number may depend on."""
+    facts = None if device.index is None else gpu_facts(device.index, device.uuid)
     return Fingerprint(
         device="cpu" if device.torch_name == "cpu" else device.product,
         device_arch=device.arch,
-        backend=model.backend,
-        backend_version=model.backend_version,
-        dtype=model.dtype,
-        device_map=model.device_map,
-        devices=model.devices,
+        backend=engine.backend,
+        backend_version=engine.backend_version,
+        dtype=engine.dtype,
+        device_map=engine.device_map,
+        devices=engine.devices,
         cpu=cpu_name(),
         cores=core_count(),
         threads=threads,
@@ -104,7 +124,18 @@ def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
         governor=_read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         device_memory_bytes=device.memory_bytes,
         sm_count=device.sm_count,
-        driver=_driver(),
+        driver=(facts and facts.driver) or _driver(),
+        cuda=facts and facts.cuda,
+        mig_slice=facts and facts.mig_slice,
+        clock_max_mhz=facts and facts.clock_max_mhz,
+        memory_clock_max_mhz=facts and facts.memory_clock_max_mhz,
+        power_cap_w=facts and facts.power_cap_w,
+        throttle_reasons=facts.throttle_reasons if facts else (),
+        clock_now_mhz=facts and facts.clock_now_mhz,
+        memory_clock_now_mhz=facts and facts.memory_clock_now_mhz,
+        device_index=device.index,
+        visible_devices=None if device.index is None else os.environ.get("CUDA_VISIBLE_DEVICES"),
+        device_serial=facts and facts.serial,
         versions=versions(),
         host=platform.node(),
     )
@@ -147,6 +178,8 @@ def accelerators() -> list[Device]:
                 arch=f"sm_{properties.major}{properties.minor}",
                 memory_bytes=properties.total_memory,
                 sm_count=properties.multi_processor_count,
+                index=i,
+                uuid=str(getattr(properties, "uuid", "")) or None,
             )
         )
     return devices
