@@ -31,7 +31,8 @@ class GateLimits(Frozen):
         float, Field(ge=0, lt=1, description="without float32: how far the tokens per round may move, as a share")
     ] = 0.02
     half_margin: Annotated[
-        float, Field(ge=0, description="without float32: lead in nats under which a target's choice may fall either way")
+        float,
+        Field(ge=0, description="without float32: lead in nats under which a choice may fall either way"),
     ] = 0.25
     disturbed: Annotated[
         float, Field(gt=0, lt=1, description="share of timed blocks hit by foreign load that makes a run invalid")
@@ -97,9 +98,8 @@ class Gate(Frozen):
     counters: tuple[PromptCounters, ...]
     times: tuple[PromptTime, ...]
     bills: tuple[PassBill, ...]
-    contexts: tuple[Annotated[int, Field(ge=0)], ...]
-    """Contexts of the cost table, which the bills' passes are counted at."""
+    """Of plain decoding, the shipped policy and every tier of the grid, at the contexts of the profile's cost table."""
 
     def prompt_ids(self) -> list[str]:
         """Ids of all prompts, each once, those with counters first."""
-        return list(dict.fromkeys(prompt.id for prompt in (*self.counters, *self.times)))
+        return list(dict.fromkeys([p.id for p in self.counters] + [t.id for t in self.times]))

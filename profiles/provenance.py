@@ -163,8 +163,8 @@ FIELD_CLASS: Mapping[str, FingerprintClass] = {
     "device_serial": "ignored",
     "host": "ignored",
 }
-"""`device` is the whole product name, so an H100 NVL is another device than an H100 SXM of the same architecture. What a
-clock shows at one moment is a state and no property; it is written down, and the gate watches it."""
+"""`device` is the whole product name, so an H100 NVL is another device than an H100 SXM of the same architecture. What
+a clock shows at one moment is a state and no property; it is written down, and the gate watches it."""
 
 YOUNGER_FIELDS = (
     "device_map",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -61,9 +59,7 @@ def grid_bills(record: Record) -> tuple[PassBill, ...]:
 
 
 def scaled(table: CostTable, kind: str, factor: float) -> CostTable:
-    passes = tuple(
-        p.model_copy(update={"time_ns": p.time_ns * factor}) if p.kind == kind else p for p in table.passes
-    )
+    passes = tuple(p.model_copy(update={"time_ns": p.time_ns * factor}) if p.kind == kind else p for p in table.passes)
     return table.model_copy(update={"passes": passes})
 
 

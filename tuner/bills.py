@@ -157,6 +157,6 @@ def _by_context(context: Ints, times: Ints, contexts: Floats) -> Floats:
     """[contexts] weights of `times` [rounds] passes: what linear interpolation gives each context of the table."""
     upper = np.clip(np.searchsorted(contexts, context, side="right"), 1, len(contexts) - 1)
     share = (context - contexts[upper - 1]) / (contexts[upper] - contexts[upper - 1])
-    weights: Floats = np.bincount(upper, weights=times * share, minlength=len(contexts))
-    weights += np.bincount(upper - 1, weights=times * (1 - share), minlength=len(contexts))
-    return weights
+    above = np.bincount(upper, weights=times * share, minlength=len(contexts))
+    below = np.bincount(upper - 1, weights=times * (1 - share), minlength=len(contexts))
+    return (above + below).astype(np.float64)

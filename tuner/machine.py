@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from profiles.errors import HardwareMissing
 from profiles.provenance import Fingerprint
@@ -25,6 +25,17 @@ VERSIONED = (
     "numpy",
     "pydantic",
     "accelerate",
+)
+TOLD_BY_NVML = (
+    "driver",
+    "cuda",
+    "mig_slice",
+    "clock_max_mhz",
+    "memory_clock_max_mhz",
+    "power_cap_w",
+    "throttle_reasons",
+    "clock_now_mhz",
+    "memory_clock_now_mhz",
 )
 SPREADING_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps of transformers that may use every accelerator; any other string names one device."""
@@ -108,7 +119,6 @@ def core_count() -> int:
 
 def fingerprint(engine: Engine, device: Device, threads: int) -> Fingerprint:
     """Everything about this machine that a measured number may depend on."""
-    facts = None if device.index is None else gpu_facts(device.index, device.uuid)
     return Fingerprint(
         device="cpu" if device.torch_name == "cpu" else device.product,
         device_arch=device.arch,
@@ -124,21 +134,21 @@ def fingerprint(engine: Engine, device: Device, threads: int) -> Fingerprint:
         governor=_read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         device_memory_bytes=device.memory_bytes,
         sm_count=device.sm_count,
-        driver=(facts and facts.driver) or _driver(),
-        cuda=facts and facts.cuda,
-        mig_slice=facts and facts.mig_slice,
-        clock_max_mhz=facts and facts.clock_max_mhz,
-        memory_clock_max_mhz=facts and facts.memory_clock_max_mhz,
-        power_cap_w=facts and facts.power_cap_w,
-        throttle_reasons=facts.throttle_reasons if facts else (),
-        clock_now_mhz=facts and facts.clock_now_mhz,
-        memory_clock_now_mhz=facts and facts.memory_clock_now_mhz,
-        device_index=device.index,
-        visible_devices=None if device.index is None else os.environ.get("CUDA_VISIBLE_DEVICES"),
-        device_serial=facts and facts.serial,
         versions=versions(),
         host=platform.node(),
+        **{"driver": _driver(), **_gpu_fields(device)},
     )
+
+
+def _gpu_fields(device: Device) -> dict[str, Any]:
+    """Fields of a fingerprint that NVML tells, those that it does not know left out."""
+    if device.index is None:
+        return {}
+    facts = gpu_facts(device.index, device.uuid)
+    told = {} if facts is None else {name: getattr(facts, name) for name in TOLD_BY_NVML}
+    told |= {"device_index": device.index, "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    told |= {"device_serial": device.uuid if facts is None else facts.serial}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def versions() -> dict[str, str]:

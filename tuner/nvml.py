@@ -1,4 +1,4 @@
-"""What NVIDIA's management library says about a GPU. No driver means no GPU; a field that a device does not tell is None.
+"""What NVIDIA's management library says about a GPU. No driver means no GPU; what a device does not tell is None.
 
 NVML counts the devices of the machine, a process counts those that are visible to it, and a MIG slice is neither: so a
 device is found by its UUID wherever that is known.
