@@ -35,7 +35,7 @@ class GateLimits(Frozen):
         Field(ge=0, description="without float32: lead in nats under which a choice may fall either way"),
     ] = 0.25
     disturbed: Annotated[
-        float, Field(gt=0, lt=1, description="share of timed blocks hit by foreign load that makes a run invalid")
+        float, Field(gt=0, lt=1, description="share of the time hit by foreign load that makes a run invalid")
     ] = 0.2
 
 

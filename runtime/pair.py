@@ -93,8 +93,6 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
     known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
     """
-    from runtime.vision import reading_rules
-
     plan.check_memory()
     spec = plan.spec
     (config, tokenizer, processor), (_, draft_tokenizer, draft_processor) = (
@@ -105,8 +103,7 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
     check_same_tokens(tokenizer.get_vocab(), draft_tokenizer.get_vocab())
     if processor is not None and draft_processor is None:
         raise BadInput(f"the target of '{spec.name}' reads pictures, its draft reads text only")
-    if processor is None or reading_rules(processor) == reading_rules(draft_processor):
-        draft_processor = None  # what the target reads serves both
+    draft_processor = _own_processor(processor, draft_processor)
     settings = generation_settings(spec.resolve(spec.target), spec.target.revision)
     penalty = repetition_penalty(settings, spec.without, spec.name)
     graphs = graph_folders or (None, None)
@@ -133,6 +130,23 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path] | None = None) ->
         device=plan.device,
         repetition_penalty=penalty,
     )
+
+
+def pair_record(spec: PairSpec) -> PairRecord:
+    """Names and digests of a pair, without loading a weight: those of `load_pair`. Raises what `read_files` raises."""
+    (_, tokenizer, processor), (_, _, draft_processor) = (
+        read_files(spec, source) for source in (spec.target, spec.draft)
+    )
+    return _record(spec, tokenizer, processor, _own_processor(processor, draft_processor))
+
+
+def _own_processor(processor: Any | None, draft_processor: Any | None) -> Any | None:
+    """The draft's processor where it reads pictures by rules of its own; None where one serves both."""
+    from runtime.vision import reading_rules
+
+    if processor is None or draft_processor is None or reading_rules(processor) == reading_rules(draft_processor):
+        return None
+    return draft_processor
 
 
 def read_files(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:

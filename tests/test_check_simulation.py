@@ -1,6 +1,7 @@
 """What the verdicts of `check` are worth: its timing stage on simulated machines whose truth is known.
 
-A machine is tuned on (the real comparison gives the saved times), then it changes or does not, and the real stage decides.
+A machine is tuned on (the real comparison gives the saved times), then it changes or does not, and the real stage
+decides.
 `pytest -s -m 'slow or not slow'` prints the figures.
 """
 

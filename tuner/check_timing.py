@@ -120,7 +120,7 @@ def check_timing(
         prompt = saved[number % len(saved)]
         end = watch()
         block = _decoded(runner, prompt, number)
-        block.believed = tally.add(end(), block.problems())
+        block.believed = tally.add(end(), block.problems(), block.took_ns / 1e9)
         blocks.append(block)
         on_block()
         due = (number + 1) % between == 0 or number + 1 == planned
@@ -151,10 +151,14 @@ class _Block:
         return found + ["near tie: other tokens are other work"] * any(r.near_tie for r in self.runs["policy"])
 
     @property
+    def took_ns(self) -> float:
+        """Time of all rounds."""
+        return float(sum(sum(run.rounds_ns) for runs in self.runs.values() for run in runs))
+
+    @property
     def factor(self) -> float:
         """Time of the block over what the profile expects of it."""
-        took = sum(sum(run.rounds_ns) for runs in self.runs.values() for run in runs) / len(self.runs["plain"])
-        return took / (self.saved.plain_ns + self.saved.policy_ns)
+        return self.took_ns / len(self.runs["plain"]) / (self.saved.plain_ns + self.saved.policy_ns)
 
 
 def _decoded(runner: PairRunner, prompt: PromptTime, number: int) -> _Block:

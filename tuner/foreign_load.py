@@ -92,17 +92,20 @@ class Tally:
     """Blocks of a run and what was wrong with those that were hit."""
 
     limit: float
-    """Share of blocks that may be hit."""
+    """Share of the time that blocks which were hit may take."""
     stretches: list[Stretch] = field(default_factory=list)
     problems: list[list[str]] = field(default_factory=list)
+    took_s: list[float] = field(default_factory=list)
 
-    def add(self, stretch: Stretch, inside: Sequence[str] = ()) -> bool:
-        """Count a block; True when it may be believed. `inside` is what its own times say."""
+    def add(self, stretch: Stretch, inside: Sequence[str] = (), took_s: float | None = None) -> bool:
+        """Count a block; True when it may be believed. `inside` is what its own times say, `took_s` their sum where it
+        is not all of the stretch."""
         found = [*stretch.problems(), *inside]
         clocks = [s.clock_mhz for s in self.stretches if s.clock_mhz is not None]
         if stretch.clock_mhz is not None and clocks and stretch.clock_mhz < CLOCK_DROP * max(clocks):
             found.append(f"the GPU's clock fell from {max(clocks)} to {stretch.clock_mhz} MHz")
         self.stretches.append(stretch)
+        self.took_s.append(stretch.wall_s if took_s is None else took_s)
         self.problems.append(found)
         return not found
 
@@ -113,7 +116,10 @@ class Tally:
 
     @property
     def share(self) -> float:
-        return sum(bool(found) for found in self.problems) / len(self.problems) if self.problems else 0.0
+        """Of the time, not of the blocks: a burst of load makes the blocks that it hits few and long."""
+        total_s = sum(self.took_s)
+        hit_s = sum(took_s for took_s, found in zip(self.took_s, self.problems, strict=True) if found)
+        return hit_s / total_s if total_s else 0.0
 
     @property
     def is_valid(self) -> bool:
@@ -126,7 +132,7 @@ class Tally:
             return f"{len(self.problems)} blocks, none hit by foreign load"
         kinds = {problem.split(" ")[0]: problem for found in reversed(hit) for problem in found}
         reasons = "; ".join(kinds.values())
-        return f"{len(hit)} of {len(self.problems)} blocks were hit by foreign load ({reasons})"
+        return f"{len(hit)} of {len(self.problems)} blocks, {self.share:.0%} of the time, were hit by foreign load ({reasons})"
 
 
 def lost_share(times: Floats) -> float:
