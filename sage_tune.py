@@ -17,10 +17,13 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.artefact import diff, show, sign, verify
+from commands.check import check
 from commands.doctor import doctor
 from commands.export import export
 from commands.known import gpus, models
 from commands.lint import lint
+from commands.lookup import lookup
 from commands.opening import open_configured
 from commands.options import (
     Backend,
@@ -41,6 +44,7 @@ from commands.options import (
     Set,
     Shards,
     ShardText,
+    SignKey,
     Storage,
     Target,
     TraceUrl,
@@ -71,7 +75,7 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-for command in (run, doctor, lint, models, gpus, export, verify_applied):
+for command in (run, check, export, verify_applied, show, diff, sign, verify, lookup, doctor, lint, models, gpus):
     app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
@@ -161,6 +165,7 @@ def tune(
     ray: Ray = None,
     workers: Workers = None,
     budget: BudgetText = None,
+    sign_key: SignKey = None,
     dry_run: DryRun = False,
     as_json: Json = False,
     sets: Set = None,
@@ -201,12 +206,16 @@ def tune(
     from tuner.demo import result_document
     from tuner.machine import fingerprint
     from tuner.screens import result_table, verdict_lines
+    from tuner.signing import load_key, sign_file
     from tuner.tuning import tune as run_tune
 
+    key = None if sign_key is None else load_key(sign_key)  # a wrong key is found before hours are spent
     pair, config, device = open_configured(config)
     run.begin(config, pair.record, fingerprint(pair.target, device, pair.threads))
     # loading is not counted, unless the budget has long begun on the cluster
     tuned = run_tune(pair, config, run, limit if ray else budget_of(config), progress(), command_line())
+    if key is not None:
+        sign_file(tuned.path, key)
     out.print(result_table(tuned.profile))
     out.print(verdict_lines(tuned.profile, str(tuned.path)))
     if as_json:

@@ -62,6 +62,16 @@ Merge = Annotated[
 TraceUrl = Annotated[
     str | None, typer.Option("--trace-url", help="put the record into this folder or fsspec URL (s3://...)")
 ]
+ProfilePath = Annotated[Path, typer.Argument(help="policy profile (*.sage.json)")]
+Trust = Annotated[
+    list[Path] | None,
+    typer.Option("--trust", metavar="KEYS", help="public keys (PEM file or folder) one of which must have signed it"),
+]
+SignKey = Annotated[Path | None, typer.Option("--sign", metavar="KEY", help="sign the profile with this ed25519 key")]
+Library = Annotated[
+    list[Path] | None, typer.Option("--library", help="folder of profiles; repeatable; unset is the shipped library")
+]
+Accept = Annotated[str, typer.Option("--accept", metavar="tuned|nearest|default", help="the least that is good enough")]
 Storage = Annotated[
     str | None,
     typer.Option("--storage", help="study that workers share: PATH, journal:PATH or postgresql://USER@HOST/DB"),

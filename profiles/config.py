@@ -14,6 +14,7 @@ from pydantic import Field, field_serializer, field_validator, model_validator
 
 from profiles.errors import BadInput
 from profiles.frozen import Frozen
+from profiles.gate import GateLimits
 from profiles.locations import has_password, study_location, without_password
 from profiles.policy import MAX_DEPTH, MAX_NODES, MAX_WIDTH, DraftRule, SignalKind, pool_size
 from profiles.pruning import PruningGrid
@@ -256,6 +257,7 @@ class TuneConfig(Frozen):
     timing: TimingConfig = TimingConfig()
     search: SearchConfig = SearchConfig()
     confirm: ConfirmConfig = ConfirmConfig()
+    gate: GateLimits = GateLimits()
 
     @model_validator(mode="after")
     def _recorded(self) -> Self:
@@ -267,7 +269,7 @@ class TuneConfig(Frozen):
         return self
 
 
-RETUNABLE = ("search", "confirm", "budget_s")
+RETUNABLE = ("search", "confirm", "gate", "budget_s")
 """What may change between runs of `tune` on one record."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from profiles.policy_profile import DECISION_KEYS, DIGEST_KEYS, SCHEMA_VERSION
+from profiles.policy_profile import DECISION_KEYS, SCHEMA_VERSION, SEAL_KEYS
 from profiles.provenance import digest
 from profiles.sampling import AS_MADE
 
@@ -18,7 +18,7 @@ Document = dict[str, Any]
 def saved_digests(raw: Document) -> dict[str, str]:
     """The digests that the content of a profile of any version gives, under the names it stores them by."""
     decisions = {key: value for key, value in raw.items() if key in DECISION_KEYS}
-    rest = {key: value for key, value in raw.items() if key not in (*DECISION_KEYS, *DIGEST_KEYS)}
+    rest = {key: value for key, value in raw.items() if key not in (*DECISION_KEYS, *SEAL_KEYS)}
     return {"digest": digest(decisions), "evidence_digest": digest(rest)}
 
 

@@ -1,25 +1,30 @@
 """The frozen artefact: `PolicyProfile`, one JSON file that holds a policy, its evidence and its provenance.
 
 `digest` covers the decisions (pair, regime, policy): two profiles with the same digest decode alike.
-`evidence_digest` covers everything else, so a flipped byte anywhere is found on load (`profiles.store`).
+`evidence_digest` covers everything else, so a flipped byte anywhere is found on load (`profiles.store`). A signature
+covers both digests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
 from profiles.frozen import Frozen
+from profiles.gate import Gate
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy import CompiledPolicy, PolicySource
-from profiles.provenance import Fingerprint, digest
+from profiles.provenance import Fingerprint, canonical_json, digest
 from profiles.sampling import AS_MADE, SamplingRegime
 
 SCHEMA_VERSION: Final = 4
 DECISION_KEYS: Final = ("schema_version", "pair", "regime", "policy")
 """What `digest` covers; `evidence_digest` covers the rest."""
 DIGEST_KEYS: Final = ("digest", "evidence_digest")
+SEAL_KEYS: Final = (*DIGEST_KEYS, "signature")
+"""What the digests do not cover: themselves, and a signature over them."""
 
 
 class ModelRecord(Frozen):
@@ -95,6 +100,21 @@ class Evidence(Frozen):
     near_ties: Annotated[int, Field(ge=0)] = 0
 
 
+class Signature(Frozen):
+    """Who vouches for a profile: a signature over both digests (`signed_bytes`)."""
+
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    """The signer, in hex."""
+    value: Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+    """In hex."""
+
+
+def signed_bytes(digests: Mapping[str, str]) -> bytes:
+    """What a signature covers: the digests of decisions and evidence, so everything that is written down."""
+    return b"sage_tune profile " + canonical_json({key: digests[key] for key in DIGEST_KEYS}).encode()
+
+
 class PolicyProfile(Frozen):
     schema_version: Literal[4] = SCHEMA_VERSION
     name: str
@@ -108,15 +128,20 @@ class PolicyProfile(Frozen):
     evidence: Evidence
     fingerprint: Fingerprint
     provenance: Provenance
+    gate: Gate | None = None
+    """What `sage_tune check` compares with; None in a profile from before there was a gate."""
     digest: str = ""
     evidence_digest: str = ""
+    signature: Signature | None = None
 
     def decisions_digest(self) -> str:
         return digest(self.model_dump(mode="json", include=set(DECISION_KEYS)))
 
     def rest_digest(self) -> str:
-        return digest(self.model_dump(mode="json", exclude={*DECISION_KEYS, *DIGEST_KEYS}))
+        return digest(self.model_dump(mode="json", exclude={*DECISION_KEYS, *SEAL_KEYS}))
 
     def sealed(self) -> PolicyProfile:
-        """The same profile with both digests filled in."""
-        return self.model_copy(update={"digest": self.decisions_digest(), "evidence_digest": self.rest_digest()})
+        """The same profile with both digests filled in. A signature over other digests is dropped."""
+        digests = {"digest": self.decisions_digest(), "evidence_digest": self.rest_digest()}
+        kept = digests == {"digest": self.digest, "evidence_digest": self.evidence_digest}
+        return self.model_copy(update={**digests, "signature": self.signature if kept else None})

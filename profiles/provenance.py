@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -14,6 +14,18 @@ from profiles.errors import BadInput
 from profiles.frozen import Frozen
 
 FingerprintClass = Literal["hard", "soft", "ignored"]
+FIELD_CLASSES: tuple[FingerprintClass, ...] = ("hard", "soft", "ignored")
+"""A difference that refuses a profile, one that asks for `sage_tune check`, and one that says nothing."""
+
+
+class FieldComparison(NamedTuple):
+    """One field of two fingerprints."""
+
+    field: str
+    kind: FingerprintClass
+    differs: bool
+    saved: Any
+    found: Any
 
 
 def canonical_json(value: Any) -> str:
@@ -73,6 +85,23 @@ class Fingerprint(Frozen):
     device_memory_bytes: int | None = None
     sm_count: int | None = None
     driver: str | None = None
+    cuda: str | None = None
+    """CUDA version of the driver."""
+    mig_slice: str | None = None
+    """Profile of the MIG slice, `3g.40gb`; None for a whole GPU."""
+    clock_max_mhz: int | None = None
+    """Highest clock of the streaming multiprocessors."""
+    memory_clock_max_mhz: int | None = None
+    power_cap_w: int | None = None
+    throttle_reasons: tuple[str, ...] = ()
+    """Why the device held its clocks down at that moment; an idle device and clocks set by hand are no reason."""
+    clock_now_mhz: int | None = None
+    memory_clock_now_mhz: int | None = None
+    device_index: int | None = None
+    """Index among the devices that are visible to the process."""
+    visible_devices: str | None = None
+    """`CUDA_VISIBLE_DEVICES`, where it is set."""
+    device_serial: str | None = None
     versions: dict[str, str] = Field(default_factory=dict)
     host: str = ""
 
@@ -92,7 +121,20 @@ class Fingerprint(Frozen):
         ]
         if engine_major(self.backend_version) == engine_major(found.backend_version):
             rows = [(f, "soft" if f == "backend_version" else c, a, b) for f, c, a, b in rows]
-        return sorted(rows, key=lambda row: ("hard", "soft", "ignored").index(row[1]))
+        return sorted(rows, key=lambda row: FIELD_CLASSES.index(row[1]))
+
+    def compared(self, found: Fingerprint) -> list[FieldComparison]:
+        """Every field with both values, packages one by one; those that differ first, hard ones before soft ones."""
+        different = {field: kind for field, kind, _, _ in self.differences(found)}
+        rows = [
+            FieldComparison(f, different.get(f, kind), f in different, getattr(self, f), getattr(found, f))
+            for f, kind in FIELD_CLASS.items()
+            if f != "versions"
+        ]
+        for name in sorted({*self.versions, *found.versions}):
+            was, now = self.versions.get(name), found.versions.get(name)
+            rows.append(FieldComparison(f"versions.{name}", FIELD_CLASS["versions"], was != now, was, now))
+        return sorted(rows, key=lambda row: (not row.differs, FIELD_CLASSES.index(row.kind)))
 
 
 FIELD_CLASS: Mapping[str, FingerprintClass] = {
@@ -112,11 +154,38 @@ FIELD_CLASS: Mapping[str, FingerprintClass] = {
     "device_memory_bytes": "soft",
     "sm_count": "soft",
     "driver": "soft",
+    "cuda": "soft",
+    "mig_slice": "soft",
+    "clock_max_mhz": "soft",
+    "memory_clock_max_mhz": "soft",
+    "power_cap_w": "soft",
+    "throttle_reasons": "soft",
     "versions": "soft",
+    "clock_now_mhz": "ignored",
+    "memory_clock_now_mhz": "ignored",
+    "device_index": "ignored",
+    "visible_devices": "ignored",
+    "device_serial": "ignored",
     "host": "ignored",
 }
+"""`device` is the whole product name, so an H100 NVL is another device than an H100 SXM of the same architecture. What
+a clock shows at one moment is a state and no property; it is written down, and the gate watches it."""
 
-YOUNGER_FIELDS = ("device_map", "devices")
+YOUNGER_FIELDS = (
+    "device_map",
+    "devices",
+    "cuda",
+    "mig_slice",
+    "clock_max_mhz",
+    "memory_clock_max_mhz",
+    "power_cap_w",
+    "throttle_reasons",
+    "clock_now_mhz",
+    "memory_clock_now_mhz",
+    "device_index",
+    "visible_devices",
+    "device_serial",
+)
 
 
 def engine_major(version: str) -> str:

@@ -96,11 +96,16 @@ def parse(kind: type[Model], value: Any, where: str) -> Model:
 
 def save_profile(profile: PolicyProfile, path: Path) -> PolicyProfile:
     """Seal and write a profile atomically; returns the sealed profile."""
+    sealed = profile.sealed()
+    write_profile(sealed, path)
+    return sealed
+
+
+def write_profile(sealed: PolicyProfile, path: Path) -> None:
+    """Write a sealed profile as it is. The same profile gives the same bytes."""
     if not path.name.endswith(PROFILE_SUFFIX):
         raise BadInput(f"a profile is named *{PROFILE_SUFFIX}, got {path.name}")
-    sealed = profile.sealed()
     write_json(path, sealed)
-    return sealed
 
 
 def load_profile(path: Path) -> PolicyProfile:

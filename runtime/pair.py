@@ -95,8 +95,6 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path | None] | None = N
     Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
     known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
     """
-    from runtime.vision import reading_rules
-
     plan.check_memory()
     spec = plan.spec
     files = read_files(spec, spec.target)
@@ -108,8 +106,7 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path | None] | None = N
     check_same_tokens(tokenizer.get_vocab(), draft_tokenizer.get_vocab())
     if processor is not None and draft_processor is None:
         raise BadInput(f"the target of '{spec.name}' reads pictures, its draft reads text only")
-    if processor is None or reading_rules(processor) == reading_rules(draft_processor):
-        draft_processor = None  # what the target reads serves both
+    draft_processor = _own_processor(processor, draft_processor)
     settings = generation_settings(spec.resolve(spec.target), spec.target.revision)
     penalty = repetition_penalty(settings, spec.without, spec.name)
     graphs = graph_folders or (None, None)
@@ -152,6 +149,23 @@ def _derived(plan: PairPlan, target: Model, graph_folder: Path | None) -> Model:
     from runtime.early_exit import open_early_exit
 
     return open_early_exit(target, plan.files(source, graph_folder), int(source.early_exit_layers or 0))
+
+
+def pair_record(spec: PairSpec) -> PairRecord:
+    """Names and digests of a pair, without loading a weight: those of `load_pair`. Raises what `read_files` raises."""
+    files = read_files(spec, spec.target)
+    _, tokenizer, processor = files
+    _, _, draft_processor = read_files(spec, spec.draft) if spec.draft.is_model else files
+    return _record(spec, tokenizer, processor, _own_processor(processor, draft_processor))
+
+
+def _own_processor(processor: Any | None, draft_processor: Any | None) -> Any | None:
+    """The draft's processor where it reads pictures by rules of its own; None where one serves both."""
+    from runtime.vision import reading_rules
+
+    if processor is None or draft_processor is None or reading_rules(processor) == reading_rules(draft_processor):
+        return None
+    return draft_processor
 
 
 def read_files(spec: PairSpec, source: ModelSource) -> tuple[Any, Any, Any | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.config import TuneConfig
+from profiles.gate import Gate
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy_profile import Evidence, PolicyProfile, Provenance, Regime
 from profiles.provenance import digest
@@ -49,6 +50,7 @@ def freeze(
     curves: tuple[Curve, ...],
     search: Search,
     decision: Decision,
+    gate: Gate,
     command_line: str,
 ) -> PolicyProfile:
     """Put everything together. The profile is sealed by `profiles.store.save_profile`."""
@@ -84,6 +86,7 @@ def freeze(
             near_ties=decision.comparison.near_ties,
         ),
         fingerprint=run.fingerprint(),
+        gate=gate,
         provenance=Provenance(
             config_digest=digest(config.model_dump(mode="json")),
             data_digest=manifest.data_digest,

@@ -20,6 +20,7 @@ from runtime.backends.base import causal
 from runtime.filters import filtered
 from runtime.noise import gumbel
 from runtime.pair import Pair
+from runtime.policy.controller import smoothed
 from runtime.policy.growth import log_gate
 from runtime.policy.signals import asked
 from runtime.prompts import Prompt
@@ -164,6 +165,21 @@ def compare_rounds(
     if len(live) != len(mine):
         return RoundComparison(max(len(live), len(mine)), min(len(live), len(mine)), math.inf)
     return RoundComparison(len(live), len(live), None)
+
+
+def least_margin(policy: CompiledPolicy, walk: Walk, sample: int, record: Record) -> float:
+    """How close the closest decision of a sample's replayed rounds was, in nats of the logits: what differs between
+    machines by less than this changes no round. `walk` must contain `sample`."""
+    spec, mean, previous, margins = policy.signal, math.nan, math.inf, [math.inf]
+    values = record.signal(spec.kind, spec.top_k) if policy.edges else None
+    for row in np.nonzero(walk.samples == sample)[0]:
+        at = int(walk.at[row])
+        here = math.inf if values is None else float(values[at])
+        if spec.smoothing and values is not None:
+            here = mean = smoothed(here if math.isnan(mean) else mean, here, spec.smoothing)
+        asked_for, previous = (previous if spec.lag else here), here
+        margins.append(_margin(policy.tiers[walk.choice[row]], asked_for, policy, record, at))
+    return min(margins)
 
 
 def _margin(tier: Tier, signal: float, policy: CompiledPolicy, record: Record, at: int) -> float:

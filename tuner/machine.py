@@ -7,11 +7,12 @@ import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any, Protocol
 
 from profiles.errors import HardwareMissing
 from profiles.provenance import Fingerprint
 from profiles.registry import gpu_names, gpu_specs, load_gpu_spec
-from runtime.backends.base import Model
+from tuner.nvml import gpu_facts
 
 VERSIONED = (
     "sage_tune",
@@ -24,6 +25,17 @@ VERSIONED = (
     "numpy",
     "pydantic",
     "accelerate",
+)
+TOLD_BY_NVML = (
+    "driver",
+    "cuda",
+    "mig_slice",
+    "clock_max_mhz",
+    "memory_clock_max_mhz",
+    "power_cap_w",
+    "throttle_reasons",
+    "clock_now_mhz",
+    "memory_clock_now_mhz",
 )
 SPREADING_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Device maps of transformers that may use every accelerator; any other string names one device."""
@@ -41,6 +53,24 @@ class Device:
     arch: str
     memory_bytes: int | None = None
     sm_count: int | None = None
+    index: int | None = None
+    """Index among the accelerators that are visible to this process."""
+    uuid: str | None = None
+
+
+class Engine(Protocol):
+    """What runs a model: `runtime.backends.base.Model` says it of a loaded one."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def backend_version(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device_map(self) -> str | None: ...
+    @property
+    def devices(self) -> int: ...
 
 
 def find_device(name: str) -> Device:
@@ -87,16 +117,16 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
+def fingerprint(engine: Engine, device: Device, threads: int) -> Fingerprint:
     """Everything about this machine that a measured number may depend on."""
     return Fingerprint(
         device="cpu" if device.torch_name == "cpu" else device.product,
         device_arch=device.arch,
-        backend=model.backend,
-        backend_version=model.backend_version,
-        dtype=model.dtype,
-        device_map=model.device_map,
-        devices=model.devices,
+        backend=engine.backend,
+        backend_version=engine.backend_version,
+        dtype=engine.dtype,
+        device_map=engine.device_map,
+        devices=engine.devices,
         cpu=cpu_name(),
         cores=core_count(),
         threads=threads,
@@ -104,10 +134,21 @@ def fingerprint(model: Model, device: Device, threads: int) -> Fingerprint:
         governor=_read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
         device_memory_bytes=device.memory_bytes,
         sm_count=device.sm_count,
-        driver=_driver(),
         versions=versions(),
         host=platform.node(),
+        **{"driver": _driver(), **_gpu_fields(device)},
     )
+
+
+def _gpu_fields(device: Device) -> dict[str, Any]:
+    """Fields of a fingerprint that NVML tells, those that it does not know left out."""
+    if device.index is None:
+        return {}
+    facts = gpu_facts(device.index, device.uuid)
+    told = {} if facts is None else {name: getattr(facts, name) for name in TOLD_BY_NVML}
+    told |= {"device_index": device.index, "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    told |= {"device_serial": device.uuid if facts is None else facts.serial}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def versions() -> dict[str, str]:
@@ -147,6 +188,8 @@ def accelerators() -> list[Device]:
                 arch=f"sm_{properties.major}{properties.minor}",
                 memory_bytes=properties.total_memory,
                 sm_count=properties.multi_processor_count,
+                index=i,
+                uuid=str(getattr(properties, "uuid", "")) or None,
             )
         )
     return devices

@@ -16,6 +16,7 @@ from tuner.comparison import Arm, Comparison, Job
 from tuner.confirm import Confirmation, confirm
 from tuner.contest import Contest, hold_contest
 from tuner.freeze import Decision, freeze
+from tuner.gate_record import gate_of, prompt_times
 from tuner.live import LiveRunner
 from tuner.outcomes import Record
 from tuner.policy_search import search_policies, search_share
@@ -66,7 +67,10 @@ def tune(
     found = confirm(runner, yardsticks, searched, computed, choosing, reporting, config.confirm, budget, progress)
     decision = _decide(contest, found)
 
-    profile = freeze(pair, config, run, record, arena.replay, curves, search, decision, command_line)
+    shipped = decision.shipped
+    times = prompt_times(record, found.report, shipped.name)
+    gate = gate_of(arena, config, shipped.policy, times, samples)
+    profile = freeze(pair, config, run, record, arena.replay, curves, search, decision, gate, command_line)
     path = run.path / f"{profile.name}{PROFILE_SUFFIX}"
     sealed = save_profile(profile, path)
     comparisons = {"select": found.selection, "report": found.report}
