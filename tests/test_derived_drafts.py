@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from commands.opening import open_pair
+from exports.onnx_graph import export_step_graph
 from profiles.config import TuneConfig
 from profiles.draft_kinds import LookupSettings, parse_lookup
 from profiles.errors import BadInput
@@ -20,7 +22,8 @@ from profiles.policy import PolicySource, Tier
 from profiles.policy_profile import PairRecord
 from profiles.registry import ModelSource, PairSpec, derived_draft, load_pair_spec, named_pair
 from profiles.store import load_profile
-from runtime.backends.torch_backend import TorchModel
+from runtime.backends import load_model
+from runtime.backends.torch_backend import TorchModel, cache_argument, load_transformers
 from runtime.decode import generate, plain_policy
 from runtime.early_exit import first_layers, shortened
 from runtime.model_facts import needed_gib, own_pair, parameter_count
@@ -30,9 +33,10 @@ from runtime.policy.compile import compile_policy
 from runtime.prompt_lookup import LookupModel
 from runtime.prompts import Prompt
 from tests.conformance import check_backend
-from tests.conftest import TEXT_MODELS
+from tests.conftest import TEXT_MODELS, model_files
 from tests.families import build_pair, picture, turns
 from tests.test_cli import sage
+from tests.test_cli_pairs import profile_and_tune
 from tuner.calibration import Sample
 from tuner.doctor import check_files, examine
 from tuner.machine import core_count
@@ -210,12 +214,22 @@ def test_the_embedded_pair_runs_with_a_lookup_and_pictures(torch_pair: Pair, cal
     check_speculates(pair, [pair.encoder.encode(s.request()) for s in samples])
 
 
-def test_an_early_exit_has_a_graph_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny Llava: the graph of two of its layers equals the truncated model under torch."""
+def test_an_early_exit_has_a_graph_of_its_own(own_pair_file: Path, tmp_path: Path) -> None:
+    whole = load_transformers(model_files(own_pair_file.parent / "target"))
+    shorter = first_layers(whole, 2)
+    assert export_step_graph(shorter, tmp_path / "graph", cache_argument(shorter)).layers == 2
+    exit_ = load_model("onnx", model_files(own_pair_file.parent / "target", tmp_path / "graph"))
+    prompt = Prompt(np.random.default_rng(1).integers(3, 60, size=12), {}, "text")
+    by_torch = TorchModel(model_files(own_pair_file.parent / "target"), shorter)
+    logits = [model.open(prompt, len(prompt))[1].logits() for model in (exit_, by_torch)]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+    check_backend(exit_, prompt)
+
+
+@pytest.mark.slow
+def test_a_vision_pair_runs_with_an_early_exit_on_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAGE_TUNE_CACHE", str(tmp_path / "cache"))
-    spec = build_pair("llava_next", tmp_path)
-    # one draft for both engines
-    exit_ = own_pair(spec, None, "early-exit:1")
+    exit_ = own_pair(build_pair("llava_next", tmp_path), None, "early-exit:1")
     by_graph = open_pair(PairPlan(exit_, "onnx", "float32", "cpu", core_count()))
     by_torch = load_pair(PairPlan(exit_, "torch", "float32", "cpu", 1))
     assert len(list((tmp_path / "cache" / "sage_tune" / "graphs").iterdir())) == 2
@@ -224,6 +238,12 @@ def test_an_early_exit_has_a_graph_of_its_own(tmp_path: Path, monkeypatch: pytes
     np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
     check_backend(by_graph.draft, prompt)
     check_speculates(by_graph, [prompt])
+
+
+def test_an_early_exit_needs_its_target_on_one_device(own_pair_file: Path) -> None:
+    spec = with_draft(own_pair_file, "{ early_exit_layers = 2 }")
+    with pytest.raises(BadInput, match="an early exit needs its target on one device, got device_map='cpu'"):
+        load_pair(PairPlan(spec, "torch", "float32", "cpu", 1, None, "cpu"))
 
 
 def test_the_doctor_says_which_checks_do_not_apply(own_pair_file: Path) -> None:
@@ -281,3 +301,17 @@ def test_weights_that_were_not_made_yet_are_named_with_their_command(
 def test_mistakes_with_derived_drafts_have_their_exit_code(draft: str, message: str) -> None:
     done = sage("profile", "--gpu", "cpu", "--draft", draft, "--dry-run")
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft", ["prompt-lookup:max_ngram=3", "early-exit:3"])
+def test_a_derived_draft_goes_all_the_way(tmp_path: Path, draft: str) -> None:
+    """On the embedded pair and its pictures, by the command line alone; decoded without naming it again."""
+    data = TINY.calibration_path()
+    document = profile_and_tune(tmp_path, Path(str(data)), "--draft", draft)
+    assert document["lossless"] is True and document["rounds_equal_share"] == 1.0
+    assert load_profile(Path(str(document["profile"]))).pair.draft.source == draft
+    question = ["--image", "examples/tiny_vlm/scene.png", "--prompt", "Describe the image.", "--max-new-tokens", "8"]
+    done = sage("run", "--profile", str(document["profile"]), *question, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["tokens"] <= 8
