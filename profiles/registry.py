@@ -71,7 +71,8 @@ class ModelSource(Frozen):
             return self.prompt_lookup.label()
         if self.early_exit_layers is not None:
             return f"{EARLY_EXIT}:{self.early_exit_layers}"
-        return self.hub or f"{'made' if str(self.path).startswith(IN_CACHE) else 'embedded'} {self.path}"
+        path = str(self.path)
+        return self.hub or (path if path.startswith(IN_CACHE) else f"embedded {path}")
 
 
 def derived_draft(text: str) -> ModelSource | None:

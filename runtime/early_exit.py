@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 def open_early_exit(target: Model, files: ModelFiles, layers: int) -> Model:
     """The draft of a loaded target; `files` are the target's, with the early exit's own graph folder if it has one.
 
-    Raises BadInput when no layer is left out, or the target is spread over devices.
+    Raises BadInput when no layer is left out.
     """
     if target.backend != "torch":
         return load_model(target.backend, files)
     from runtime.backends.torch_backend import TorchModel
 
-    if target.device_map is not None:
-        raise BadInput(f"an early exit needs the target on one device, got device_map={target.device_map!r}")
     if not isinstance(target, TorchModel):
         raise TypeError(f"a torch target must be a TorchModel, got {type(target).__name__}")
     return TorchModel(files, first_layers(target.model, layers))

@@ -93,10 +93,13 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path | None] | None = N
     prompt lookup has none.
 
     Raises BadInput when tokenizers differ (naming the first difference), a folder is incomplete, a family is not
-    known, or a generation setting of the target cannot be applied; HardwareMissing when the weights do not fit.
+    known, a generation setting of the target cannot be applied, or an early exit's target would be spread over devices;
+    HardwareMissing when the weights do not fit.
     """
     plan.check_memory()
     spec = plan.spec
+    if plan.device_map is not None and spec.draft.early_exit_layers is not None:
+        raise BadInput(f"an early exit needs its target on one device, got device_map={plan.device_map!r}")
     files = read_files(spec, spec.target)
     config, tokenizer, processor = files
     # a draft that is no model of its own reads what the target reads

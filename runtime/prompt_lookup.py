@@ -151,7 +151,7 @@ class LookupModel(Model):
         row, place = np.nonzero(found)
         later = found.sum(axis=1)[row] - np.cumsum(found, axis=1)[row, place]
         weights = np.cumprod(np.full(found.shape[1] + 1, self._settings.recency)) / self._settings.recency
-        return np.bincount(slots[row, place], weights=weights[later], minlength=n).astype(np.float64)
+        return np.bincount(slots[row, place], weights=weights[later], minlength=n).astype(np.float64, copy=False)
 
 
 def prefixes(tokens: IntArray, visible: BoolArray) -> IntArray:

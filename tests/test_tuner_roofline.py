@@ -22,7 +22,10 @@ from tuner.roofline import FREE_SLACK, PairFacts, estimate_costs, estimate_pair,
 
 H100 = load_gpu_spec("h100-sxm")
 SHAPES = {
-    name: source.shape for name in model_names() for source in [load_pair_spec(name).target] if source.shape is not None
+    name: source.shape
+    for name in model_names()
+    for source in [load_pair_spec(name).target]
+    if source.shape is not None and source.hub is not None
 }
 shapes = st.sampled_from(sorted(SHAPES)).map(SHAPES.__getitem__)
 gpus = st.sampled_from([n for n in gpu_names() if n != "cpu"]).map(load_gpu_spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiles.config import TuneConfig
 from profiles.errors import BadInput, HardwareMissing
 from profiles.registry import load_pair_spec
-from runtime.model_facts import own_pair, require_made
+from runtime.model_facts import model_shape, own_pair, require_made
 from runtime.pair import PairPlan
 from tuner.machine import Device, core_count, find_device, memory_bytes
 
@@ -13,13 +13,15 @@ from tuner.machine import Device, core_count, find_device, memory_bytes
 def plan_pair(config: TuneConfig) -> tuple[PairPlan, TuneConfig, Device]:
     """How the pair will be loaded, the resolved configuration, and the device.
 
-    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, a folder without a model, a
-    device map on an engine that has none, or too many threads.
+    Raises HardwareMissing for a device that is not here, BadInput for an unknown pair, a folder without a model, an
+    early exit that leaves no layer out, a device map on an engine that has none, or too many threads.
     """
     named = load_pair_spec(config.model)
     device = find_device(config.gpu)
     spec = own_pair(named, config.target, config.draft)
     require_made(spec)
+    if spec.draft.early_exit_layers is not None:
+        model_shape(spec, spec.draft)  # refuses one that leaves no layer out
     backend = config.backend
     if backend == "auto":
         backend = spec.backend if device.torch_name == "cpu" else "torch"
