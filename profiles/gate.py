@@ -36,7 +36,7 @@ class GateLimits(Frozen):
     ] = 0.25
     disturbed: Annotated[
         float, Field(gt=0, lt=1, description="share of the time hit by foreign load that makes a run invalid")
-    ] = 0.2
+    ] = 0.15
 
 
 class PromptCounters(Frozen):

@@ -118,19 +118,25 @@ def test_three_percent_are_found() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [0.3, 1.0, 3.0, 10.0, 30.0])
 def test_bursts_of_foreign_load_decide_nothing(length: float) -> None:
-    """Everything is three times slower for 40 % of the time. Nothing changed otherwise."""
+    """Everything is three times slower for 40 % of the time. Nothing changed otherwise. Where a burst is longer than
+    several prompts, a check may be over before one comes."""
     noise = Noise(load_share=0.4, load_length=length)
     found = figures(f"bursts of {length:g} decodes", RUNS // 5, lambda seed: checked(seed, noise=noise))
     assert found.share("regress") <= 0.05
-    assert found.share("invalid") >= 0.9
+    assert found.share("invalid") >= (0.9 if length <= 10 else 0.7)
 
 
 @pytest.mark.slow
-def test_clock_drops_decide_nothing() -> None:
-    """The machine loses its clocks for the middle third of a check."""
-    found = figures("clock drop", RUNS // 5, lambda seed: checked(seed, drop=range(2 + 32, 2 + 32 + 64)))
-    assert found.share("regress") <= 0.05
-    assert found.share("invalid") >= 0.9
+@pytest.mark.parametrize("loss", [0.0, 0.03])
+@pytest.mark.parametrize("blocks", [16, 96], ids=["for a while", "for good"])
+def test_clock_drops_decide_nothing(blocks: int, loss: float) -> None:
+    """The machine loses its clocks after the first four prompts and takes 1.6 times as long."""
+    first = 2 + 4 * 4
+    drop = range(first, first + 4 * blocks)
+    what = f"clocks drop for {blocks} blocks, {loss:.0%} lost"
+    found = figures(what, RUNS // 5, lambda seed: checked(seed, loss, drop=drop))
+    assert found.share("invalid") >= 0.8
+    assert found.share("regress" if loss == 0 else "pass") <= 0.05
 
 
 @pytest.mark.slow

@@ -229,4 +229,4 @@ def live_bench(profile: PolicyProfile, pair: Pair, watch: Callable[[], Callable[
 def _turns_s(profile: PolicyProfile, gate: Gate) -> float:
     """About how long a turn over the whole grid takes, by the saved times."""
     longest_ns = max((max(time.plain_ns, time.policy_ns) for time in gate.times), default=0.0)
-    return len(timed_policies(profile.policy, profile.evidence.cost_table, True)) * longest_ns / 1e9
+    return len(timed_policies(profile.policy, gate, profile.evidence.cost_table, True)) * longest_ns / 1e9

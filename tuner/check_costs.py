@@ -107,13 +107,16 @@ def used_sizes(policy: CompiledPolicy) -> set[int]:
     return {padded_size(tier.nodes, policy.verify_sizes) for tier in policy.tiers}
 
 
-def timed_policies(policy: CompiledPolicy, saved: CostTable, whole_grid: bool) -> list[CompiledPolicy]:
-    """Plain decoding, the policy itself, and what covers the grid, or only the policy's own sizes and widths."""
+def timed_policies(policy: CompiledPolicy, gate: Gate, saved: CostTable, whole_grid: bool) -> list[CompiledPolicy]:
+    """Plain decoding, the policy itself, and what covers the grid, or only the policy's own sizes and widths and the
+    smallest trees, which the host's time needs."""
     sizes, widths = saved.sizes("verify"), saved.sizes("frontier") or [1]
+    depth = max((math.ceil(bill.levels / bill.draft_rounds) for bill in gate.bills if bill.draft_rounds), default=1)
     if not whole_grid:
-        sizes = sorted({1, 2, *used_sizes(policy)} & set(sizes))
+        sizes = sorted({*sizes[:3], *used_sizes(policy)} & set(sizes))
         widths = sorted({tier.width for tier in policy.tiers if tier.depth} & set(widths)) or [1]
-    depth = min(policy.max_depth or sizes[-1] - 1, sizes[-1] - 1)
+        depth = max(policy.max_depth, 2)
+    depth = min(depth, sizes[-1] - 1)
     grid = GridConfig.model_validate(
         {"depth": depth, "widths": widths, "verify_sizes": sizes, "sage_paper": {"record": False}}
     )
@@ -135,7 +138,7 @@ def check_costs(
 
     Raises OutOfMemory when the policy's own passes no longer fit the device.
     """
-    policies = timed_policies(policy, saved, whole_grid)
+    policies = timed_policies(policy, gate, saved, whole_grid)
     turns: list[Measured] = []
     tally, number = Tally(gate.limits.disturbed), 0
     while True:

@@ -26,6 +26,8 @@ LOADED_SHARE = 0.08
 """Share of its time that a block may lose to rounds hit by foreign load; a quiet machine's is below 2 %."""
 SLOW_BLOCK = 1.35
 """A block that took this multiple of what its like usually takes fell into a burst or behind a clock drop."""
+USUAL = 0.15
+"""Quantile of blocks that counts as the undisturbed speed: it needs only so many calm ones."""
 CLOCK_DROP = 0.9
 """A GPU's clock may fall to this share of the highest that was seen during the run."""
 SLOWDOWNS = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "hardware power brake")
@@ -131,9 +133,8 @@ class Tally:
         if not hit:
             return f"{len(self.problems)} blocks, none hit by foreign load"
         kinds = {problem.split(" ")[0]: problem for found in reversed(hit) for problem in found}
-        reasons = "; ".join(kinds.values())
-        blocks = f"{len(hit)} of {len(self.problems)} blocks, {self.share:.0%} of the time"
-        return f"{blocks}, were hit by foreign load ({reasons})"
+        hit_text = f"{len(hit)} of {len(self.problems)} blocks, {self.share:.0%} of the time"
+        return f"{hit_text}, were hit by foreign load ({'; '.join(kinds.values())})"
 
 
 def lost_share(times: Floats) -> float:
@@ -144,11 +145,11 @@ def lost_share(times: Floats) -> float:
 
 
 def slow_blocks(factors: Floats) -> list[int]:
-    """Blocks that are far slower than their like. `factors` [blocks] are times over expected times; the lower quartile
-    is what is usual, since foreign load makes slower and nothing makes faster."""
+    """Blocks that are far slower than their like. `factors` [blocks] are times over expected times; a low quantile is
+    what is usual, since foreign load and lost clocks make slower and nothing makes faster."""
     if not len(factors):
         return []
-    usual = float(np.quantile(factors, 0.25, method="lower"))
+    usual = float(np.quantile(factors, USUAL, method="lower"))
     return np.flatnonzero(factors > SLOW_BLOCK * usual).tolist()
 
 

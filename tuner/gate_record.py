@@ -19,7 +19,7 @@ from tuner.bills import bills
 from tuner.calibration import Sample, data_digest, parse_rows
 from tuner.comparison import Comparison
 from tuner.inputs import open_source
-from tuner.lossless import least_margin
+from tuner.lossless import NEAR_TIE, least_margin
 from tuner.outcomes import Record
 from tuner.replay import Walk
 from tuner.run_folder import RunFolder
@@ -31,8 +31,9 @@ COUNTED = 8
 """Prompts with counters."""
 TIMED = 32
 """Prompts with times: the longest outputs, whose times are the steadiest."""
-CLEAR = 1e-3
-"""Margin in nats above which a decision falls alike on every machine with float32."""
+CLEAR = 3 * NEAR_TIE
+"""Margin in nats above which a decision is taken to fall alike on every machine with float32. Most of the closest ones
+are between candidates that nobody accepts, so a larger margin would leave only the shortest outputs."""
 
 
 def prompt_times(record: Record, comparison: Comparison, shipped: str) -> list[PromptTime]:
