@@ -94,6 +94,19 @@ class StepGraph(Frozen):
         """Names of the outputs, in the graph's order."""
         return [LOGITS, *new_names(self.layers)]
 
+    def shape(self, tensor: str, n: int, logit_rows: int, past: int) -> tuple[int, ...]:
+        """Shape of an input or output in one pass."""
+        if tensor.startswith(("past_", "new_")):
+            return (past if tensor.startswith("past_") else n, self.kv_heads, self.head_dim)
+        return {
+            EMBEDS: (1, n, self.hidden),
+            POSITIONS: (self.position_axes, n),
+            MASK: (1, 1, n, past + n),
+            LOGIT_ROWS: (logit_rows,),
+            DEEPSTACK: (self.deepstack_layers, n, self.hidden),
+            LOGITS: (logit_rows, self.vocab),
+        }[tensor]
+
 
 def axis_names(tensor: str) -> dict[int, str]:
     """Axes of an input or output whose size changes from pass to pass, by number."""

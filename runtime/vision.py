@@ -100,13 +100,13 @@ class PromptEmbedder:
     """Prompts with pictures to language-model inputs, for engines whose graph holds the text side only.
 
     The family's own forward pass merges the picture features and counts the positions; it is cut off where the
-    language model starts, so its decoder layers are dropped to free their memory.
+    language model starts, so its decoder layers are dropped to free their memory; the rest runs on `device`.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, device: str) -> None:
         text = text_side(model)
         text.layers = torch.nn.ModuleList()
+        self._model, self._device = model.to(device), device
         text.register_forward_pre_hook(self._capture, with_kwargs=True)
 
     @staticmethod
@@ -115,9 +115,9 @@ class PromptEmbedder:
 
     def __call__(self, prompt: Prompt) -> EmbeddedPrompt:
         """One prompt, which must have vision inputs."""
-        inner, ids = self._model.model, torch.from_numpy(prompt.input_ids)[None]
+        inner, ids = self._model.model, torch.from_numpy(prompt.input_ids)[None].to(self._device)
         vision = {
-            name: value.to(self._model.dtype) if name.startswith("pixel_values") else value
+            name: value.to(self._device, self._model.dtype if name.startswith("pixel_values") else None)
             for name, value in prompt.vision.items()
         }
         if hasattr(inner, "rope_deltas"):
@@ -130,15 +130,15 @@ class PromptEmbedder:
         raise RuntimeError("the language model was never reached; the family merges its inputs elsewhere")
 
     def _embedded(self, inputs: dict[str, Any]) -> EmbeddedPrompt:
-        embeds = inputs["inputs_embeds"][0].float()
+        embeds = inputs["inputs_embeds"][0].float().cpu()
         deltas = getattr(self._model.model, "rope_deltas", None)
         positions = torch.arange(len(embeds))[None]
         if deltas is not None:
-            positions = inputs["position_ids"][:, 0]
+            positions = inputs["position_ids"][:, 0].cpu()
         features, deepstack = inputs.get("deepstack_visual_embeds"), None
         if features is not None:
             deepstack = torch.zeros(len(features), *embeds.shape)
-            deepstack[:, inputs["visual_pos_masks"][0]] = torch.stack(list(features)).float()
+            deepstack[:, inputs["visual_pos_masks"][0].cpu()] = torch.stack(list(features)).float().cpu()
         return EmbeddedPrompt(
             embeds=np.ascontiguousarray(embeds.numpy()),
             positions=np.ascontiguousarray(positions.numpy()),

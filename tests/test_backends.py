@@ -83,7 +83,7 @@ def test_a_changed_or_incomplete_graph_is_refused(text_folder: Path, tmp_path: P
 
 def test_impossible_requests_name_rule_and_value(text_folder: Path) -> None:
     files = ModelFiles(str(text_folder), None, "bfloat16", "cpu", 1)
-    with pytest.raises(BadInput, match="backend must be one of onnx, torch, got 'tpu'"):
+    with pytest.raises(BadInput, match="backend must be one of onnx, tensorrt, torch, got 'tpu'"):
         load_model("tpu", files)
     with pytest.raises(BadInput, match="runs float32, 'bfloat16'"):
         load_model("onnx", files)

@@ -9,7 +9,7 @@ from profiles.errors import BadInput
 if TYPE_CHECKING:
     from runtime.backends.base import Model, ModelFiles
 
-BACKENDS = ("onnx", "torch")
+BACKENDS = ("onnx", "tensorrt", "torch")
 
 
 def load_model(backend: str, files: ModelFiles) -> Model:
@@ -18,6 +18,10 @@ def load_model(backend: str, files: ModelFiles) -> Model:
         from runtime.backends.onnx_backend import OnnxModel
 
         return OnnxModel(files)
+    if backend == "tensorrt":
+        from runtime.backends.tensorrt_backend import TensorrtModel
+
+        return TensorrtModel(files)
     if backend == "torch":
         from runtime.backends.torch_backend import TorchModel
 

@@ -35,7 +35,7 @@ class ModelFiles:
     device: str
     threads: int
     graph_folder: Path | None = None
-    """Folder of the exported step graph, for engines that need one."""
+    """Folder of the exported step graph, or of the engine built from it, for backends that need one."""
     device_map: str | None = None
     """How transformers spreads the layers over devices; None puts the model on `device` alone."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from profiles.errors import BadInput, HardwareMissing
-from profiles.graph_contract import GRAPH_FILE, past_names
+from profiles.graph_contract import GRAPH_FILE, past_names, read_graph
 from runtime.backends.base import Model, ModelFiles, NumpyRows, Rows, Session, causal
 from runtime.backends.step_inputs import StepInputs
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
@@ -75,9 +75,11 @@ class OnnxModel(Model):
             raise HardwareMissing(f"the onnx backend runs on the CPU, '{files.device}' was asked for")
         if files.dtype != "float32":
             raise BadInput(f"the onnx backend runs float32, '{files.dtype}' was asked for")
+        if files.graph_folder is None:
+            raise BadInput(f"the onnx backend needs the exported step graph of {files.source}")
         self.dtype = files.dtype
-        self.inputs = StepInputs(files, "onnx")
-        graph = self.inputs.graph
+        graph = read_graph(files.graph_folder)
+        self.inputs = StepInputs(files, graph, files.graph_folder)
         self.vocab_size = self.token_limit = graph.vocab
         self.max_positions = graph.max_positions
         self.past = past_names(graph.layers)
@@ -86,7 +88,7 @@ class OnnxModel(Model):
         options.use_per_session_threads = False
         options.enable_mem_pattern = False  # contexts grow every round: a plan per shape would never be used again
         self.engine: Any = ort.InferenceSession(
-            str(self.inputs.folder / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
+            str(files.graph_folder / GRAPH_FILE), options, providers=["CPUExecutionProvider"]
         )
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:

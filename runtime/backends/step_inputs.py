@@ -17,7 +17,6 @@ from profiles.graph_contract import (
     MASK,
     POSITIONS,
     StepGraph,
-    read_graph,
 )
 from runtime.backends.base import ModelFiles
 from runtime.policy.tree import BoolArray, FloatArray, IntArray
@@ -30,16 +29,13 @@ class StepInputs:
     """The embedding table of a graph folder; pictures are embedded by the family's own vision code in torch, which
     is loaded with the first prompt that has one."""
 
-    def __init__(self, files: ModelFiles, engine: str) -> None:
-        """Raises BadInput without a graph folder, or when the graph has another precision than was asked for."""
-        if files.graph_folder is None:
-            raise BadInput(f"the {engine} backend needs the exported step graph of {files.source}")
-        self.folder = files.graph_folder
-        self.graph = read_graph(self.folder)
-        if self.graph.dtype != files.dtype:
-            raise BadInput(f"the step graph in {self.folder} is {self.graph.dtype}, {files.dtype} was asked for")
+    def __init__(self, files: ModelFiles, graph: StepGraph, folder: Path) -> None:
+        """Raises BadInput when the graph in `folder` has another precision than was asked for."""
+        if graph.dtype != files.dtype:
+            raise BadInput(f"the step graph in {folder} is {graph.dtype}, {files.dtype} was asked for")
+        self.graph = graph
         self._files = files
-        self._table = read_embeddings(self.folder, self.graph)
+        self._table = read_embeddings(folder, graph)
         self._embedder: Any = None
 
     def tokens(self, ids: IntArray) -> FloatArray:
@@ -61,8 +57,9 @@ class StepInputs:
             from runtime.backends.torch_backend import load_transformers
             from runtime.vision import PromptEmbedder
 
-            torch.set_num_threads(self._files.threads)
-            self._embedder = PromptEmbedder(load_transformers(self._files))
+            if self._files.device == "cpu":
+                torch.set_num_threads(self._files.threads)
+            self._embedder = PromptEmbedder(load_transformers(self._files), self._files.device)
         embedded: EmbeddedPrompt = self._embedder(prompt)
         return embedded
 
@@ -79,7 +76,7 @@ class StepInputs:
         graph, n = self.graph, len(embeds)
         feed = {
             EMBEDS: embeds[None],
-            POSITIONS: np.ascontiguousarray(np.broadcast_to(positions, (graph.position_axes, n))),
+            POSITIONS: np.array(np.broadcast_to(positions, (graph.position_axes, n))),
             MASK: np.where(visible, VISIBLE, HIDDEN)[None, None],
             LOGIT_ROWS: logit_rows,
         }
