@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from commands.opening import step_graphs
 from commands.options import err
 from profiles.config import load_config
 from profiles.errors import ProfileError
 from profiles.policy_profile import PolicyProfile
-from profiles.registry import ModelSource, named_pair
+from profiles.registry import named_pair
 
 if TYPE_CHECKING:
     from exports.graph_bundle import BundleReport, Kind
@@ -31,13 +32,11 @@ def export_graphs(
     """Write the bundle of a profile to `out`. `model` names the pair where the profile's own name does not; without
     `dtype` the graphs have the precision that the profile was tuned with; `engine` says how engines are built.
 
-    Raises ProfileError when the pair's weights are not those that the profile was tuned for, and what
-    `export_step_graph` and `build_engine` raise.
+    Raises ProfileError when the pair is not the one that the profile was tuned for, BadInput for a folder that holds
+    something else, and what `export_step_graph` and `build_engine` raise.
     """
-    from exports.graph_bundle import write_bundle
-    from exports.onnx_graph import OPSET, cached_step_graph, graph_key
+    from exports.graph_bundle import prepare_folder, write_bundle
     from exports.tensorrt_engine import EngineOptions, build_engine, draft_sizes, target_sizes
-    from runtime.backends.torch_backend import cache_argument, load_transformers
     from runtime.pair import model_record
     from tuner.plan import plan_pair
 
@@ -52,38 +51,31 @@ def export_graphs(
         },
     )
     plan = plan_pair(config)[0]
-    plan.check_memory()
-    opset, options = opset or OPSET, engine or EngineOptions()
-    graphs, engines = {}, {}
-    for role, source, sizes in (
-        ("target", plan.spec.target, target_sizes(frozen.policy)),
-        ("draft", plan.spec.draft, draft_sizes(frozen.policy)),
-    ):
+    for role, source in (("target", plan.spec.target), ("draft", plan.spec.draft)):
         saved, found = getattr(frozen.pair, role), model_record(plan.spec, source)
-        if found.weights_digest != saved.weights_digest:
-            raise ProfileError(
-                f"profile '{frozen.name}' was tuned for another {role}: weights saved {saved.weights_digest[:12]}, "
-                f"found {found.weights_digest[:12]}"
-            )
-
-        def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
-            err.print(f"exporting the {role}'s step graph, once per set of weights ...")
-            loaded = load_transformers(plan.files(source, None))
-            return loaded, cache_argument(loaded)
-
-        key = graph_key(found.weights_digest, found.config_digest, plan.dtype, opset)
-        graphs[role] = cached_step_graph(f"{plan.spec.name}-{role}", key, load, opset)
+        for field in ("weights_digest", "config_digest"):
+            if getattr(found, field) != getattr(saved, field):
+                raise ProfileError(
+                    f"profile '{frozen.name}' was tuned for another {role}: {field} saved "
+                    f"{getattr(saved, field)[:12]}, found {getattr(found, field)[:12]}"
+                )
+    plan.check_memory()
+    prepare_folder(out)
+    graphs, engines = step_graphs(plan, opset), {}
+    sizes, options = {"target": target_sizes, "draft": draft_sizes}, engine or EngineOptions()
+    for role, folder in graphs.items():
         if target == "onnx":
-            shutil.copytree(graphs[role], out / role, dirs_exist_ok=True)
+            shutil.copytree(folder, out / role)
         else:
-            with err.status(f"building the {role}'s engine ({options.builder}) ..."):
-                engines[role] = build_engine(graphs[role], out / role, frozen.policy, sizes, options)
-    notes = _notes(frozen, target, plan.dtype)
-    return write_bundle(frozen, target, out, graphs, engines or None, notes)
+            with err.status(f"building the {role}'s engine ({options.builder})"):
+                engines[role] = build_engine(folder, out / role, frozen.policy, sizes[role](frozen.policy), options)
+    return write_bundle(frozen, target, out, graphs, engines or None, _notes(frozen, target, plan.dtype, graphs))
 
 
-def _notes(frozen: PolicyProfile, target: Kind, dtype: str) -> tuple[str, ...]:
+def _notes(frozen: PolicyProfile, target: Kind, dtype: str, graphs: dict[str, Path]) -> tuple[str, ...]:
     notes = []
+    if "draft" not in graphs:
+        notes.append(f"the draft is {frozen.pair.draft.source}, which is no model: it has no graph")
     if dtype != frozen.fingerprint.dtype:
         notes.append(f"tuned in {frozen.fingerprint.dtype}, exported in {dtype}: acceptance and costs are others")
     if frozen.policy.pruning.kind == "verifier":

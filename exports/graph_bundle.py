@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from exports.onnx_parity import Parity
 from profiles.engine_contract import EngineRecord
+from profiles.errors import BadInput
 from profiles.frozen import Frozen
 from profiles.graph_contract import PARITY_FILE, read_graph
 from profiles.policy import CompiledPolicy
@@ -15,7 +17,7 @@ from profiles.policy_profile import PolicyProfile
 from profiles.provenance import digest
 from profiles.store import read_json, write_json, write_text
 
-POLICY_FILE, README_FILE = "policy.json", "README.md"
+POLICY_FILE, REPORT_FILE, README_FILE = "policy.json", "bundle.json", "README.md"
 Kind = Literal["onnx", "tensorrt"]
 
 
@@ -82,6 +84,20 @@ class BundleReport(Frozen):
         return [*rows, *(("note", note) for note in self.notes)]
 
 
+def prepare_folder(folder: Path) -> None:
+    """Remove an earlier bundle. Raises BadInput for a folder that holds something else."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder} is a file; give a folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            earlier = read_json(folder / REPORT_FILE, BundleReport)
+        except BadInput:
+            raise BadInput(f"{folder} holds something that is no bundle; give another folder") from None
+        for part in earlier.parts:
+            shutil.rmtree(folder / part.role, ignore_errors=True)
+        (folder / REPORT_FILE).unlink()
+
+
 def write_bundle(
     frozen: PolicyProfile,
     kind: Kind,
@@ -90,7 +106,7 @@ def write_bundle(
     engines: Mapping[str, EngineRecord] | None = None,
     notes: tuple[str, ...] = (),
 ) -> BundleReport:
-    """Write policy, README and report into `folder`, whose subfolders `target` and `draft` hold graphs or engines
+    """Write policy, README and, last, the report into `folder`, whose subfolders by role hold graphs or engines
     already. `graphs` are the folders of the step graphs by role, wherever they are: their parity is reported.
 
     Raises ProfileError when a graph folder is incomplete or changed.
@@ -136,6 +152,7 @@ def write_bundle(
         .replace("DTYPE", parts[0].dtype),
     )
     write_text(folder / README_FILE, text)
+    write_json(folder / REPORT_FILE, report)
     return report
 
 

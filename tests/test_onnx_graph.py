@@ -117,7 +117,8 @@ def frozen() -> PolicyProfile:
 
 
 def test_a_bundle_runs_as_its_readme_says(onnx_pair: Pair, frozen: PolicyProfile, tmp_path: Path) -> None:
-    report = export_graphs(frozen, "onnx", tmp_path)
+    export_graphs(frozen, "onnx", tmp_path)
+    report = export_graphs(frozen, "onnx", tmp_path)  # over an earlier one
     assert [part.role for part in report.parts] == ["target", "draft"]
     assert all(part.parity_worst < 1e-5 and part.same_argmax == 1 for part in report.parts)
     assert report.document() == json.loads(json.dumps(report.document())) and dict(report.lines())["target parity"]
@@ -144,5 +145,8 @@ def test_a_bundle_runs_as_its_readme_says(onnx_pair: Pair, frozen: PolicyProfile
 def test_a_profile_of_other_weights_is_refused(frozen: PolicyProfile, tmp_path: Path) -> None:
     draft = frozen.pair.draft.model_copy(update={"weights_digest": "0" * 64})
     other = frozen.model_copy(update={"pair": frozen.pair.model_copy(update={"draft": draft})})
-    with pytest.raises(ProfileError, match="tuned for another draft: weights saved 000000000000, found"):
+    with pytest.raises(ProfileError, match="tuned for another draft: weights_digest saved 000000000000, found"):
         export_graphs(other, "onnx", tmp_path)
+    (tmp_path / "mine.txt").write_text("not to be lost")
+    with pytest.raises(BadInput, match="holds something that is no bundle"):
+        export_graphs(frozen, "onnx", tmp_path)

@@ -142,6 +142,9 @@ def test_the_backend_conforms_around_a_plan(built: Built, monkeypatch: pytest.Mo
     expected = pair.target.open(prompt, len(prompt))[1].logits()
     np.testing.assert_allclose(model.open(prompt, len(prompt))[1].logits(), expected, atol=1e-4)
     assert model.runner.passes == [4] * -(-len(prompt) // 20), "a prompt runs in pieces"
+    some = replace(prompt, kept=np.delete(np.arange(len(prompt)), prompt.visual[::2]))
+    pruned = [m.open(some, len(prompt))[1].logits() for m in (model, pair.target)]
+    np.testing.assert_allclose(pruned[0], pruned[1], atol=1e-4)
     check_backend(model, prompt)
     # many passes, few graphs: sizes and whole steps of context of the caches that were lent at one time
     assert len(model.slots) <= 3 and len(model.runner.captured) <= 12 < len(model.runner.passes)
