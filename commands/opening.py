@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands.options import err
@@ -19,12 +20,10 @@ BARS_FROM_GIB = 2.0
 
 
 def open_pair(plan: PairPlan) -> Pair:
-    """Load a pair, exporting step graphs on first use when its backend runs graphs. The graphs are cached by
-    the digests of weights and configuration."""
+    """Load a pair, exporting step graphs on first use when its backend runs graphs."""
     from transformers.utils import logging as transformers_logging
 
-    from runtime.model_facts import read_config
-    from runtime.pair import load_pair, model_record
+    from runtime.pair import load_pair
 
     transformers_logging.set_verbosity_error()
     size_gib = plan.check_memory()
@@ -33,16 +32,26 @@ def open_pair(plan: PairPlan) -> Pair:
     if plan.backend != "onnx":
         with err.status(f"loading {plan.spec.name}, {size_gib:.3g} GiB"):
             return load_pair(plan)
+    graphs = step_graphs(plan)
+    with err.status(f"loading {plan.spec.name}"):
+        return load_pair(plan, (graphs["target"], graphs.get("draft")))
+
+
+def step_graphs(plan: PairPlan, opset: int | None = None) -> dict[str, Path]:
+    """Folders of a pair's step graphs by role, exported on first use and cached by the digests of weights and
+    configuration. A draft that is no model has none. `opset` is the exporter's own without it."""
+    from exports.onnx_graph import OPSET, cached_step_graph, graph_key
+    from runtime.backends.torch_backend import cache_argument, load_transformers
+    from runtime.early_exit import first_layers
+    from runtime.model_facts import read_config
+    from runtime.pair import model_record
+
     roles = {"target": plan.spec.target}
     if plan.spec.draft.prompt_lookup is None:
         roles["draft"] = plan.spec.draft
     for source in roles.values():
         read_config(plan.spec, source)  # a missing model or an unknown family is said before anything is exported
-    from exports.onnx_graph import cached_step_graph, graph_key
-    from runtime.backends.torch_backend import cache_argument, load_transformers
-    from runtime.early_exit import first_layers
-
-    folders = []
+    folders = {}
     for role, source in roles.items():
 
         def load(source: ModelSource = source, role: str = role) -> tuple[Any, str]:
@@ -53,10 +62,9 @@ def open_pair(plan: PairPlan) -> Pair:
             return model, cache_argument(model)
 
         record = model_record(plan.spec, source)
-        key = graph_key(record.weights_digest, record.config_digest)
-        folders.append(cached_step_graph(f"{plan.spec.name}-{role}", key, load))
-    with err.status(f"loading {plan.spec.name}"):
-        return load_pair(plan, (folders[0], folders[1] if "draft" in roles else None))
+        key = graph_key(record.weights_digest, record.config_digest, plan.dtype, opset or OPSET)
+        folders[role] = cached_step_graph(f"{plan.spec.name}-{role}", key, load, opset or OPSET)
+    return folders
 
 
 def open_configured(config: TuneConfig, keep_to_cores: bool = True) -> tuple[Pair, TuneConfig, Device]:

@@ -42,10 +42,11 @@ from profiles.provenance import digest, file_digest
 from profiles.store import cache_root, write_json
 
 OPSET = 20
-"""Opset 23 and later emit the Attention operator, which TensorRT-RTX parses and then fails to build."""
+"""What every engine here reads. Later ones export as well: no operator newer than this is needed, since attention is
+written out (the Attention operator of opset 23 is one that TensorRT-RTX parses and then fails to build)."""
 EXTERNAL_FROM_BYTES = 1900 << 20
 """Weights from here on get a file of their own: a protobuf message ends at 2 GiB."""
-EXPORTER_VERSION = 3
+EXPORTER_VERSION = 4
 """Rises whenever this file writes another graph for the same weights, so that cached graphs are rebuilt."""
 
 
@@ -169,7 +170,17 @@ def _export(model: Any, facts: StepGraph, cache_argument: str, folder: Path, ext
     path = folder / GRAPH_FILE
     program.save(path, external_data=external)
     # the weights of a large graph stay in their own file while its nodes are edited
-    onnx.save(_divided_norms(_named_axes(onnx.load(path, load_external_data=False))), path)
+    onnx.save(_divided_norms(_named_axes(_without_traces(onnx.load(path, load_external_data=False)))), path)
+
+
+def _without_traces(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Without the source lines that the exporter notes at every node: they name folders of this machine, and with
+    them the same weights would be another file on another one."""
+    graph = model.graph
+    for part in [model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer]:
+        del part.metadata_props[:]
+        part.ClearField("doc_string")
+    return model
 
 
 def _named_axes(model: onnx.ModelProto) -> onnx.ModelProto:

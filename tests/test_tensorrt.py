@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from commands.export_graphs import export_graphs
 from exports.onnx_graph import export_step_graph
 from exports.tensorrt_engine import EngineOptions, build_engine, draft_sizes, pass_shapes, target_sizes
 from profiles.engine_contract import CONTEXT_STEP, ENGINE_FILE, PLAN_FILE, EngineRecord, read_engine
@@ -22,6 +23,7 @@ from profiles.errors import BadInput, CapacityError, HardwareMissing, ProfileErr
 from profiles.graph_contract import StepGraph, read_graph
 from profiles.policy import PolicySource, Tier
 from profiles.registry import PairSpec
+from profiles.store import load_profile
 from profiles.tensorrt_module import load_tensorrt
 from runtime.backends import load_model
 from runtime.backends.base import ModelFiles
@@ -29,7 +31,7 @@ from runtime.backends.onnx_backend import share_threads
 from runtime.backends.tensorrt_backend import TensorrtModel
 from runtime.backends.torch_backend import TorchModel, cache_argument, load_transformers
 from runtime.decode import plain_policy
-from runtime.pair import PairPlan, load_pair
+from runtime.pair import Pair, PairPlan, load_pair
 from runtime.policy.compile import compile_policy
 from tests.conformance import check_backend
 from tests.conftest import model_files
@@ -38,6 +40,7 @@ from tests.families import build_pair, picture, turns
 from tuner.machine import core_count
 
 trt = pytest.importorskip("tensorrt_rtx", reason="needs pip install 'sage_tune[tensorrt-rtx]'")
+LIBRARY = Path(__file__).resolve().parent.parent / "profiles" / "library"
 TIERS = (Tier(depth=4, width=2, nodes=7), Tier(depth=2, width=5, nodes=12))
 POLICY = compile_policy(PolicySource(edges=(0.5,), tiers=TIERS), (1, 4, 8, 16), 700)
 OPTIONS = EngineOptions(compute_capabilities=("sm_89", "sm_120"), prompt_piece=20)
@@ -98,6 +101,21 @@ def test_profiles_reach_the_library_as_they_are_recorded(built: Built) -> None:
 
 
 @pytest.mark.slow
+def test_the_tiny_pair_gets_engines_for_its_policys_sizes(onnx_pair: Pair, tmp_path: Path) -> None:
+    frozen = load_profile(LIBRARY / "tiny-llava-ov-cpu.sage.json")
+    options = EngineOptions(compute_capabilities=("sm_89",))
+    report = export_graphs(frozen, "tensorrt", tmp_path, engine=options)
+    for part, sizes in zip(report.parts, (target_sizes, draft_sizes), strict=True):
+        record = read_engine(tmp_path / part.role)
+        assert record == part.engine and record.step_sizes == sizes(frozen.policy)
+        assert record.policy_digest == report.policy_digest and record.graph_digest == part.digest
+        assert record.max_past >= min(frozen.policy.context_max, onnx_pair.target.max_positions)
+        assert (tmp_path / part.role / PLAN_FILE).stat().st_size > 100_000
+    text = (tmp_path / "README.md").read_text()
+    assert trt.__version__ in text and 'load_pair_spec("tiny-llava-ov")' in text and "built, not run" in text
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("qwen3_vl_moe", "float32"), ("qwen3_vl", "bfloat16")])
 def test_experts_deepstack_and_half_precision_build(name: str, dtype: str, tmp_path: Path) -> None:
     spec = build_pair(name, tmp_path)
@@ -124,6 +142,9 @@ def test_the_backend_conforms_around_a_plan(built: Built, monkeypatch: pytest.Mo
     expected = pair.target.open(prompt, len(prompt))[1].logits()
     np.testing.assert_allclose(model.open(prompt, len(prompt))[1].logits(), expected, atol=1e-4)
     assert model.runner.passes == [4] * -(-len(prompt) // 20), "a prompt runs in pieces"
+    some = replace(prompt, kept=np.delete(np.arange(len(prompt)), prompt.visual[::2]))
+    pruned = [m.open(some, len(prompt))[1].logits() for m in (model, pair.target)]
+    np.testing.assert_allclose(pruned[0], pruned[1], atol=1e-4)
     check_backend(model, prompt)
     # many passes, few graphs: sizes and whole steps of context of the caches that were lent at one time
     assert len(model.slots) <= 3 and len(model.runner.captured) <= 12 < len(model.runner.passes)

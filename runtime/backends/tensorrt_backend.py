@@ -112,7 +112,7 @@ class TensorrtModel(Model):
         self._new_rows = torch.zeros(largest * row, dtype=getattr(torch, graph.dtype), device=self.runner.device)
 
     def open(self, prompt: Prompt, capacity: int, positions: int | None = None) -> tuple[Session, Rows]:
-        self.check_capacity(len(prompt), capacity, positions)
+        self.check_capacity(prompt.rows, capacity, positions)
         if capacity > self.max_past:
             raise CapacityError(f"cache rows <= rows of the engine must hold, got {capacity} > {self.max_past}")
         embedded = self.inputs.prompt(prompt)
