@@ -31,16 +31,23 @@ class FieldComparison(NamedTuple):
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, no NaN. Digests are taken over this form.
 
-    Raises BadInput when a number is not finite, since such a document cannot be re-read everywhere.
+    Raises BadInput when a number is not finite, since such a document cannot be re-read everywhere, and for text that is
+    no Unicode.
     """
     try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"only Unicode can be written down: {error.reason} at character {error.start}") from error
     except ValueError as error:
         raise BadInput(f"only finite numbers can be written down: {error}") from error
+    except RecursionError:
+        raise BadInput("what is written down must not be nested this deeply") from None
+    return text
 
 
 def digest(value: Any) -> str:
-    """SHA-256 over the canonical JSON of a value, as hex."""
+    """SHA-256 over the canonical JSON of a value, as hex. Raises what `canonical_json` raises."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 

@@ -132,13 +132,27 @@ def load_profile(path: Path) -> PolicyProfile:
 
 def _load_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except FileNotFoundError:
         raise ProfileError(f"no such file: {path}") from None
     except IsADirectoryError:
         raise ProfileError(f"{path} is a folder, a file was expected") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise ProfileError(f"{path} is not valid JSON for us: it is nested too deeply") from None
+    except ValueError as error:  # malformed, not UTF-8, or a number of thousands of digits
         raise ProfileError(f"{path} is not valid JSON: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ on which of two equal keys counts, so a document with both means two things."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it names the key '{twice}' twice")
+    return found
 
 
 def _explain(kind: type[BaseModel], line: Any) -> str:
