@@ -55,6 +55,7 @@ from commands.options import (
     require_together,
     seconds,
 )
+from commands.report import report
 from commands.run import run
 from profiles.config import load_config, retuned
 from profiles.config_text import to_toml
@@ -69,7 +70,7 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-for command in (run, doctor, lint, models, gpus):
+for command in (run, doctor, lint, report, models, gpus):
     app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
