@@ -78,7 +78,7 @@ def svg(chart: Chart) -> str:
         if isinstance(chart, Curves):
             _curves(axes, chart)
         elif isinstance(chart, Dots):
-            _dots(axes, chart)
+            _dots(figure, axes, chart)
         else:
             _agreement(axes, chart)
         return _written(figure, chart.key)
@@ -116,7 +116,7 @@ def _curves(axes: Axes, chart: Curves) -> None:
         axes.legend(loc="best")
 
 
-def _dots(axes: Axes, chart: Dots) -> None:
+def _dots(figure: Figure, axes: Axes, chart: Dots) -> None:
     measured = any(dot.measured for dot in chart.dots)
     for i, dot in enumerate(chart.dots):
         y, shift = len(chart.dots) - 1 - i, 0.15 if measured else 0.0
@@ -140,7 +140,7 @@ def _dots(axes: Axes, chart: Dots) -> None:
     if measured:
         axes.plot([], [], color=SERIES[0], marker="o", linestyle="none", label="replayed")
         axes.plot([], [], color=SERIES[1], marker="s", linestyle="none", label="measured")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.55 / (0.2 + ROW * len(chart.dots))), ncols=2)
+        figure.legend(loc="outside lower center", ncols=2)
 
 
 def _agreement(axes: Axes, chart: Agreement) -> None:
