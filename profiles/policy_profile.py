@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from profiles.counters import Snapshot
 from profiles.frozen import Frozen
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy import CompiledPolicy, PolicySource
@@ -93,6 +94,8 @@ class Evidence(Frozen):
     lossless_tokens: Annotated[int, Field(ge=0)]
     """Tokens of the confirmation that were compared with plain decoding, all equal."""
     near_ties: Annotated[int, Field(ge=0)] = 0
+    baseline: Snapshot | None = None
+    """Counters of the shipped policy on the report prompts, one run of each: what `drift` compares with."""
 
 
 class PolicyProfile(Frozen):
