@@ -19,7 +19,9 @@ import typer
 
 from commands.artefact import diff, show, sign, verify
 from commands.check import check
+from commands.counters import counters
 from commands.doctor import doctor
+from commands.drift import drift
 from commands.export import export
 from commands.known import gpus, models
 from commands.lint import lint
@@ -60,6 +62,7 @@ from commands.options import (
     require_together,
     seconds,
 )
+from commands.report import report
 from commands.run import run
 from commands.verify_applied import verify_applied
 from profiles.config import load_config, retuned
@@ -75,13 +78,10 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-for command in (run, check, export, verify_applied, show, diff, sign, verify, lookup, doctor, lint, models, gpus):
-    app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""
 
 
-@app.command()
 def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = False, sets: Set = None) -> None:
     """Profile, tune, freeze and decode on the embedded pair: the whole story in minutes."""
     from tuner import demo as story
@@ -100,7 +100,6 @@ def demo(out_folder: Out = None, budget: BudgetText = None, as_json: Json = Fals
         print_json(found.document(time.monotonic() - start))
 
 
-@app.command()
 def profile(
     config_path: Config = None,
     model: Model = None,
@@ -155,7 +154,6 @@ def profile(
         print_json({"run": str(folder), **found.document()})
 
 
-@app.command()
 def tune(
     run_folder: Annotated[Path, typer.Argument(help="run folder made by `sage_tune profile`")],
     config_path: Config = None,
@@ -222,7 +220,6 @@ def tune(
         print_json(result_document(tuned))
 
 
-@app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="file to write")] = Path("sage.toml"),
     model: Model = None,
@@ -236,6 +233,16 @@ def init(
     load_pair_spec(config.model)
     write_text(path, to_toml(config))
     out.print(f"wrote {path}; next: sage_tune profile --config {path}")
+
+
+COMMANDS = (
+    # in the order of their use, which is that of the help
+    *(demo, init, doctor, lint, profile, tune, run),
+    *(check, export, verify_applied, report, counters, drift),
+    *(show, diff, sign, verify, lookup, models, gpus),
+)
+for command in COMMANDS:
+    app.command()(command)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,12 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="seed of sampling; the same gives the same tokens")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
     stats: Annotated[bool, typer.Option("--stats", help="rounds, acceptance, tiers, digest")] = False,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="fall back to the safe tier while the policy does not pay")
+    ] = False,
+    counters: Annotated[
+        Path | None, typer.Option("--counters", help="append this request's counters to a log (JSON lines)")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Decode one request with a frozen profile, streaming."""
@@ -43,7 +50,9 @@ def run(
     from runtime.prompts import ask
 
     request = ask(prompt, image or [], video or [])
+    from runtime.counters import append_line, line_of
     from runtime.decode import generate
+    from runtime.policy.guard import guarded
     from tuner.machine import fingerprint
     from tuner.screens import stats_table
 
@@ -54,6 +63,8 @@ def run(
     if reasons := outside_regime(frozen, request.modality, sampling):
         notes += [f"{reason}; using the safe tier ({policy.tiers[policy.safe].label()})" for reason in reasons]
         policy = policy.model_copy(update={"context_max": 0})
+    if guard:
+        policy = guarded(policy, frozen.evidence.cost_table)
     for note in notes:
         err.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     generation = generate(
@@ -66,6 +77,8 @@ def run(
         sampling=sampling,
     )
     print()
+    if counters is not None:
+        append_line(counters, line_of(generation, policy, frozen.digest, time.time()))
     if stats:
         out.print(stats_table(generation, policy, frozen.digest))
     if as_json:

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from profiles.frozen import Frozen
 from profiles.growth import GrowthTree
+from profiles.guard import Guard
 from profiles.pruning import NO_PRUNING, Pruning
 
 MAX_DEPTH = 32
@@ -259,6 +260,7 @@ class CompiledPolicy(Frozen):
     growth: GrowthTree | None = None
     pruning: Pruning = NO_PRUNING
     """Visual tokens that the draft does without; one choice per request, made when its prompt is read."""
+    guard: Guard | None = None
 
     @model_validator(mode="after")
     def _total(self) -> Self:
@@ -276,6 +278,11 @@ class CompiledPolicy(Frozen):
                 raise ValueError(f"tier {tier.label()} exceeds the caps of the policy")
             if tier.nodes + 1 > self.verify_sizes[-1]:
                 raise ValueError(f"tier {tier.label()} needs more than verify size {self.verify_sizes[-1]}")
+        if self.guard is not None and (len(self.guard.level_price), len(self.guard.verify_price)) != (
+            len(self.tiers),
+            len(self.verify_sizes),
+        ):
+            raise ValueError(f"a guard has one price per tier and per verify size, got {self.guard!r}")
         if self.growth is not None:
             self.growth.check_sizes(self.verify_sizes)
         return self

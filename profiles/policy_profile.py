@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from profiles.counters import Snapshot
 from profiles.frozen import Frozen
 from profiles.gate import Gate
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
@@ -98,6 +99,8 @@ class Evidence(Frozen):
     lossless_tokens: Annotated[int, Field(ge=0)]
     """Tokens of the confirmation that were compared with plain decoding, all equal."""
     near_ties: Annotated[int, Field(ge=0)] = 0
+    baseline: Snapshot | None = None
+    """Counters of the shipped policy on the report prompts, one run of each: what `drift` compares with."""
 
 
 class Signature(Frozen):

@@ -23,6 +23,7 @@ from runtime.policy.accept import accept
 from runtime.policy.compile import compile_policy
 from runtime.policy.controller import Controller
 from runtime.policy.growth import Growth
+from runtime.policy.guard import Guarding
 from runtime.policy.signals import needs_target, of_round
 from runtime.policy.tree import Pool, Tree, ancestor_mask, padded_size, select
 from runtime.prompts import Prompt
@@ -47,15 +48,17 @@ def generate(
     stop_strings: Sequence[str] = (),
     on_text: TextCallback | None = None,
     sampling: Sampling = GREEDY,
+    guard: Guarding | None = None,
 ) -> Generation:
     """Decode one request. The tokens are those of plain decoding under the same sampling and seed, whatever the
-    policy.
+    policy. `guard` is the state of the policy's guard where it shall outlive the request.
 
     Raises BadInput for impossible limits, CapacityError when prompt, output and tree do not fit the model.
     """
     pair = shaped(pair, sampling)
     output = Output(pair.encoder.tokenizer, pair.eos_ids, max_new_tokens, stop_strings, on_text)
-    controller = Controller(policy)
+    controller = Controller(policy, guard)
+    held, trips = (controller.guard.guarded, controller.guard.trips) if controller.guard else (0, 0)
     signal_k, ask_target = _signal_k(policy, pair), needs_target(policy)
 
     start = time.perf_counter_ns()
@@ -111,7 +114,7 @@ def generate(
         unseen = [*accepted_tokens[kept:], bonus]
         emitted = output.take([*accepted_tokens, bonus])
         accepted = min(len(path), emitted)
-        controller.observe(tier, accepted)
+        controller.observe(tier, accepted, len(drafter.passes_ns) if drafter else 0, len(tree) - 1)
 
         end = time.perf_counter_ns()
         generation.rounds.append(
@@ -135,6 +138,9 @@ def generate(
     generation.finished = output.finished
     generation.text = output.text()
     generation.outside_hull = controller.outside_hull
+    if controller.guard is not None:
+        generation.guarded = controller.guard.guarded - held
+        generation.guard_trips = controller.guard.trips - trips
     return generation
 
 

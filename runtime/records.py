@@ -10,6 +10,10 @@ from profiles.policy import Tier
 Finished = Literal["eos", "length", "stop"]
 
 
+COLD_ROUNDS = 4
+"""First rounds of an output, whose caches the prefill left cold."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """One round. `accepted` counts draft tokens that were emitted; `emitted` includes the bonus."""
@@ -62,6 +66,9 @@ class Generation:
     draft_prefill_ns: int
     rounds: list[StepRecord] = field(default_factory=list)
     outside_hull: int = 0
+    guarded: int = 0
+    """Rounds that the guard held back."""
+    guard_trips: int = 0
 
     @property
     def decode_ns(self) -> int:
@@ -96,4 +103,6 @@ class Generation:
             "decode_ns": self.decode_ns,
             "tier_rounds": self.tier_rounds(),
             "outside_hull": self.outside_hull,
+            "guarded": self.guarded,
+            "guard_trips": self.guard_trips,
         }

@@ -17,7 +17,8 @@ from profiles.gate import PLAIN_BILL, SHIPPED_BILL, PassBill, PassCount
 from profiles.measurement import CostTable, PassKind, PassTime
 from profiles.policy import CompiledPolicy
 from runtime.decode import plain_policy
-from tuner.costs import CATCH_UP_SIZES, COLD_ROUNDS
+from runtime.records import COLD_ROUNDS
+from tuner.costs import CATCH_UP_SIZES
 from tuner.drafts import Floats, Ints
 from tuner.replay import Replay, Walk
 from tuner.yardsticks.base import Arena

@@ -20,6 +20,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from profiles.counters import Counters
 from profiles.measurement import Interval
 from profiles.policy import CompiledPolicy, PolicySource
 from runtime.prompts import Prompt
@@ -69,6 +70,8 @@ class Run:
     tokens: int
     near_tie: bool = False
     """The tokens differ by a near tie: other tokens are another amount of work."""
+    counters: Counters | None = None
+    """What a production log would say of it."""
     replayed: RoundComparison | None = None
     """Live rounds against replayed ones; None after a near tie."""
 

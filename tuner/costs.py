@@ -26,7 +26,7 @@ from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from runtime.policy.tree import padded_size
 from runtime.prompts import Prompt
-from runtime.records import Generation, StepRecord
+from runtime.records import COLD_ROUNDS, Generation, StepRecord
 from tuner.memory import memory_errors, release
 from tuner.timing import Budget, warm_up
 
@@ -36,8 +36,6 @@ PassSamples = dict[tuple[PassKind, int], list[tuple[int, int]]]
 """(kind, tokens in the pass) to (context, ns) of every pass seen."""
 SMALLEST_TREE = 3
 """Verify size (root counted) below which there is nothing to tune: trees of one level only."""
-COLD_ROUNDS = 4
-"""First rounds of an output, whose caches the prefill left cold. Their extra time is a term of its own."""
 OUTLIER = 2.0
 """A time slower than this multiple of what is usual for its kind, size and context was hit by foreign load. On a
 quiet machine less than 1 % of passes are; they carry 0.2 % of the time."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.config import TuneConfig
+from profiles.counters import Counters
 from profiles.gate import Gate
 from profiles.measurement import CostTable, Curve, Interval, PolicyResult
 from profiles.policy_profile import Evidence, PolicyProfile, Provenance, Regime
 from profiles.provenance import digest
 from runtime.pair import Pair
 from tuner.comparison import Arm, Comparison
+from tuner.drift import snapshot
 from tuner.machine import versions
 from tuner.outcomes import Record
 from tuner.replay import Replay
@@ -84,6 +86,7 @@ def freeze(
             acceptance_length=row.acceptance_length,
             lossless_tokens=decision.comparison.tokens,
             near_ties=decision.comparison.near_ties,
+            baseline=snapshot(_counted(decision), table),
         ),
         fingerprint=run.fingerprint(),
         gate=gate,
@@ -97,3 +100,9 @@ def freeze(
             command_line=command_line,
         ),
     )
+
+
+def _counted(decision: Decision) -> list[Counters]:
+    """Counters of the shipped policy's last run on every report prompt."""
+    runs = decision.comparison.runs[decision.shipped.name]
+    return [counters for prompt in runs if (counters := prompt[-1].counters) is not None]

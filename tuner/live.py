@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from profiles.policy import CompiledPolicy
+from runtime.counters import count
 from runtime.decode import generate
 from runtime.pair import Pair
 from tuner.comparison import Arm, Job, Run
@@ -34,6 +35,7 @@ class LiveRunner:
             prefill_ns=generation.target_prefill_ns + generation.draft_prefill_ns,
             tokens=len(generation.tokens),
             near_tie=not equal,
+            counters=count(generation, arm.policy),
             replayed=compare_rounds(generation.rounds, arm.policy, self._walks[arm.policy], job.sample, record)
             if equal
             else None,

@@ -7,7 +7,7 @@ rounds it returns are those of live decoding (tested round for round).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from runtime.policy.controller import FIRST_LAGGED_SIGNAL, HIGH, LOW, MID, smoot
 from tuner.cost_model import CostModel, Floats, cold_extra
 from tuner.costs import CATCH_UP_SIZES
 from tuner.drafts import Ints, Outcome
+from tuner.guarded import GuardedAgent
 from tuner.outcomes import Record
 from tuner.round_table import RoundTable
 
@@ -145,6 +146,9 @@ class Replay:
         if not policy.drafts():
             return self.walk_plain(samples)
         rows = self.rows_of(policy)
+        if policy.guard is not None:
+            walk = self.walk_agent(GuardedAgent(policy, self, rows, self._signal(policy)), samples)
+            return replace(walk, choice=np.argsort(rows)[np.searchsorted(np.sort(rows), walk.choice)])
         if policy.history is not None or policy.signal.has_state:
             return self._walk_state(policy, samples, rows)
         chosen = np.array(policy.table)[np.searchsorted(policy.edges, self._signal(policy), side="right"), MID]

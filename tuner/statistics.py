@@ -72,3 +72,13 @@ def clustered_mean(values: Floats, prompt_of: Ints, top: float) -> tuple[float, 
         return mean, 0.0, top
     width = half_width((sums.sum() - sums) / (counts.sum() - counts), counts)
     return mean, max(mean - width, 0.0), min(mean + width, top)
+
+
+def rate_interval(numerator: Floats, denominator: Floats, mark: Mark) -> Interval:
+    """Ratio of totals with its 95 % interval on the linear scale, for rates that may be 0. `numerator` and
+    `denominator` are counts or times per prompt or request, [prompts >= 2], denominators above 0."""
+    top, bottom = numerator.sum(), denominator.sum()
+    without = (top - numerator) / (bottom - denominator)
+    width = half_width(without, denominator / bottom)
+    rate = float(top / bottom)
+    return Interval(median=rate, low=rate - width, high=rate + width, mark=mark, prompts=len(numerator))

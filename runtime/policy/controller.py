@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profiles.policy import CompiledPolicy, HistorySpec, Tier
+from runtime.policy.guard import Guarding
 
 Value = TypeVar("Value", float, npt.NDArray[np.float64])
 LOW, MID, HIGH = 0, 1, 2
@@ -39,11 +40,13 @@ def smoothed(mean: Value, value: Value, smoothing: float) -> Value:
 class Controller:
     """Chooses a tier per round from a compiled policy; one instance per generation.
 
-    `tier_rounds` counts the rounds of every tier, `outside_hull` those that fell back to the safe tier.
+    `tier_rounds` counts the rounds of every tier, `outside_hull` those that fell back to the safe tier. A policy with a
+    guard gets one of its own, unless one is given that outlives this request.
     """
 
-    def __init__(self, policy: CompiledPolicy) -> None:
+    def __init__(self, policy: CompiledPolicy, guard: Guarding | None = None) -> None:
         self.policy = policy
+        self.guard = Guarding(policy) if guard is None and policy.guard is not None else guard
         self.drafts = policy.drafts()
         self.tier_rounds: Counter[Tier] = Counter()
         self.outside_hull = 0
@@ -67,13 +70,18 @@ class Controller:
         if context > self.policy.context_max:
             self.outside_hull += 1
             tier = self._safe
+        elif self.guard is not None and self.guard.holds():
+            tier = self._safe
         else:
             tier = self._rows[bisect_right(self._edges, signal)][self._state]
         self.tier_rounds[tier] += 1
         return tier
 
-    def observe(self, tier: Tier, accepted: int) -> None:
-        """Tell the history what a round accepted (bonus excluded). Plain steps say nothing about the draft."""
+    def observe(self, tier: Tier, accepted: int, levels: int = 0, nodes: int = 0) -> None:
+        """Tell history and guard what a round accepted (bonus excluded), the draft passes that it made and the nodes
+        that it verified. Plain steps say nothing about the draft."""
+        if self.guard is not None:
+            self.guard.observe(tier, accepted, levels, nodes)
         history = self.policy.history
         if history is None or tier.depth == 0:
             return
