@@ -31,8 +31,8 @@ class FieldComparison(NamedTuple):
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, no NaN. Digests are taken over this form.
 
-    Raises BadInput when a number is not finite, since such a document cannot be re-read everywhere, and for text that is
-    no Unicode.
+    Raises BadInput when a number is not finite or a text is no Unicode, since such a document cannot be re-read
+    everywhere, and for one that is nested too deeply.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
