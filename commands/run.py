@@ -46,7 +46,7 @@ def run(
     if profile_path is None:
         profile_path = _looked_up(model, library, accept)
     frozen = load_profile(profile_path)
-    if trust or frozen.signature is not None:
+    if trust:
         from tuner.signing import require_trusted
 
         require_trusted(frozen, trust)
