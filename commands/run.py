@@ -8,15 +8,19 @@ from typing import Annotated
 
 import typer
 
+from commands.lookup import found_for
 from commands.opening import open_profile
-from commands.options import Json, Model, err, out, print_json
+from commands.options import Accept, Json, Library, Model, Trust, err, out, print_json
 from profiles.admission import admit, outside_regime, sampling_notes, sampling_of
+from profiles.errors import BadInput
 from profiles.store import load_profile
 
 
 def run(
-    profile_path: Annotated[Path, typer.Option("--profile", help="policy profile (*.sage.json)")],
     prompt: Annotated[str, typer.Option("--prompt", help="what to ask")],
+    profile_path: Annotated[
+        Path | None, typer.Option("--profile", help="policy profile (*.sage.json); without one, --model looks one up")
+    ] = None,
     image: Annotated[list[Path] | None, typer.Option("--image", help="picture; may be repeated")] = None,
     video: Annotated[
         list[Path] | None, typer.Option("--video", help="frames: a folder, an animated picture, or repeated")
@@ -33,6 +37,9 @@ def run(
     repetition_penalty: Annotated[float | None, typer.Option("--repetition-penalty")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of sampling; the same gives the same tokens")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="stop string; may be repeated")] = None,
+    library: Library = None,
+    accept: Accept = "tuned",
+    trust: Trust = None,
     stats: Annotated[bool, typer.Option("--stats", help="rounds, acceptance, tiers, digest")] = False,
     guard: Annotated[
         bool, typer.Option("--guard", help="fall back to the safe tier while the policy does not pay")
@@ -43,7 +50,13 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Decode one request with a frozen profile, streaming."""
+    if profile_path is None:
+        profile_path = _looked_up(model, library, accept)
     frozen = load_profile(profile_path)
+    if trust:
+        from tuner.signing import require_trusted
+
+        require_trusted(frozen, trust)
     sampling = sampling_of(
         frozen, temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty, seed=seed
     )
@@ -83,3 +96,15 @@ def run(
         out.print(stats_table(generation, policy, frozen.digest))
     if as_json:
         print_json({**generation.document(), "sampling": sampling.model_dump(), "digest": frozen.digest})
+
+
+def _looked_up(model: str | None, library: list[Path] | None, accept: str) -> Path:
+    """The library's profile for a pair on this machine, and a word on which it is."""
+    if model is None:
+        raise BadInput("give --profile, or --model to look one up in the library")
+    found, least = found_for(model, None, None, library, accept)
+    from tuner.library import require_accepted
+
+    path = require_accepted(found, least)
+    err.print(f"note: {found.text()}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    return path

@@ -31,8 +31,8 @@ class FieldComparison(NamedTuple):
 def canonical_json(value: Any) -> str:
     """One text per value: sorted keys, no spaces, no NaN. Digests are taken over this form.
 
-    Raises BadInput when a number is not finite, since such a document cannot be re-read everywhere, and for text that
-    is no Unicode.
+    Raises BadInput when a number is not finite or a text is no Unicode, since such a document cannot be re-read
+    everywhere, and for one that is nested too deeply.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -49,11 +49,6 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """SHA-256 over the canonical JSON of a value, as hex. Raises what `canonical_json` raises."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def text_digest(text: str) -> str:
-    """SHA-256 of a text file with this content, as hex."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:

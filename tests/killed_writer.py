@@ -98,6 +98,11 @@ def trace(folder: Path, content: int) -> None:
     TraceStore(folder).write(record, {"position": np.arange(8)})
 
 
+def in_place(folder: Path, content: int) -> None:
+    """Planted: what no command may do."""
+    (folder / "a.json").write_text(str(content))
+
+
 SCENARIOS: dict[str, Write] = {
     "profile": profile,
     "sign": sign,
@@ -107,6 +112,7 @@ SCENARIOS: dict[str, Write] = {
     "costs": costs,
     "confirmation": confirmation,
     "trace": trace,
+    "in place": in_place,
 }
 
 
@@ -138,8 +144,11 @@ def written(write: Write, folder: Path, content: int, step: int | None = None) -
             nonlocal seen
             if event not in STEPS or str(folder) not in str(arguments[0]):
                 return
-            if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
-                return
+            if event == "open":
+                if not (isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)):
+                    return
+                if not Path(str(arguments[0])).name.startswith("."):
+                    raise RuntimeError(f"{arguments[0]} is written in place: it would be torn by a kill")
             if seen == step:
                 _tear(folder)
                 os.kill(os.getpid(), signal.SIGKILL)

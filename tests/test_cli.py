@@ -10,8 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
+import polars as pl
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from PIL import Image
 
 from profiles.config import TuneConfig
@@ -31,6 +35,7 @@ SMALL = [
         "timing.samples=5",
     )
 ]
+SIGNER = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TUNE = [
     "--trials=25",
     "--set=confirm.repeats=1",
@@ -51,7 +56,9 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, obj
     folder = tmp_path_factory.mktemp("runs") / "run"
     profiled = sage("profile", "--model", "tiny-llava-ov", "--gpu", "cpu", "--out", str(folder), "--json", *SMALL)
     assert profiled.returncode == 0, profiled.stderr
-    done = sage("tune", str(folder), "--json", *TUNE)
+    key = folder.with_name("signer.key")
+    key.write_bytes(SIGNER.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    done = sage("tune", str(folder), "--json", "--sign", str(key), *TUNE)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(profiled.stdout.splitlines()[-1]), json.loads(done.stdout.splitlines()[-1])
 
@@ -94,6 +101,52 @@ def test_run_decodes_with_the_profile(tuned: tuple[Path, dict[str, object], dict
     assert document["digest"] == tuned[2]["digest"] and 1 <= document["tokens"] <= 20
     assert document["text"].split()[0] in done.stdout
     assert "acceptance length" in done.stdout and str(tuned[2]["digest"])[:12] in done.stdout
+
+
+def test_the_profile_is_signed_and_checked(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    """Timings on a shared machine may come out any way; what does not depend on them must hold."""
+    profile, junit = str(tuned[2]["profile"]), tmp_path / "report.xml"
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert sage("verify", profile, "--trust", str(trusted)).returncode == 0
+    done = sage("check", profile, "--trust", str(trusted), "--budget", "15s", "--junit", str(junit), "--json")
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == document["exit_code"] == {"pass": 0, "inconclusive": 4}.get(document["verdict"], 1)
+    stages = {stage["check"]: stage["status"] for stage in document["stages"]}
+    assert stages["fingerprint"] == stages["counters"] == "pass" and stages["costs"] in (
+        "pass",
+        "warn",
+        "fail",
+        "skipped",
+    )
+    assert document["verdict"] in done.stdout and document["digest"] == tuned[2]["digest"]
+    assert {case.get("name") for case in ElementTree.parse(junit).getroot()} >= {"counters", "verdict"}
+
+
+@pytest.mark.slow
+def test_a_killed_tune_leaves_nothing_half_written(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    """SIGKILL at many moments of the whole command; then the same command ends well."""
+    folder = tmp_path / "run"
+    shutil.copytree(tuned[0], folder)
+    command = [sys.executable, str(ROOT / "sage_tune.py"), "tune", str(folder), *TUNE]
+    start = time.monotonic()
+    subprocess.run(command, capture_output=True, cwd=ROOT, timeout=500, check=True)
+    whole_s = time.monotonic() - start
+    for share in (0.3, 0.5, 0.7, 0.85, 0.93, 0.97, 0.99):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+        time.sleep(share * whole_s)
+        process.kill()
+        process.wait()
+        for path in folder.glob("*.json"):
+            json.loads(path.read_text())
+        load_profile(next(folder.glob("*.sage.json")))
+        for path in folder.glob("*.parquet"):
+            pl.read_parquet(path)
+    assert subprocess.run(command, capture_output=True, cwd=ROOT, timeout=500).returncode == 0
 
 
 def test_a_modality_outside_the_regime_uses_the_safe_tier(

@@ -103,19 +103,24 @@ def test_a_torn_write_would_be_found() -> None:
     assert not unsafe_writes(ast.parse('path.open("rb").read()'))
 
 
+def killed_writer(scenario: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.killed_writer", scenario, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=200)
+
+
+def test_a_write_in_place_is_found(tmp_path: Path) -> None:
+    """Negative control."""
+    done = killed_writer("in place", tmp_path)
+    assert done.returncode and "is written in place" in done.stderr
+
+
 @pytest.mark.parametrize(
     "scenario", ["profile", "sign", "junit", "configuration", "run folder", "costs", "confirmation", "trace"]
 )
 def test_killed_at_every_step_of_a_write(tmp_path: Path, scenario: str) -> None:
     """A process writes over what is there and is killed at its first, second, ... step on the file system. What it
     leaves is the old content or the new one, whole, and nothing else under a name that anybody reads."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.killed_writer", scenario, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=200,
-    )
+    done = killed_writer(scenario, tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     print(f"\n{scenario}: {found}")
