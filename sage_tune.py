@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from commands.bench import bench
 from commands.counters import counters
 from commands.doctor import doctor
 from commands.drift import drift
@@ -72,7 +73,7 @@ app = typer.Typer(
     help=(__doc__ or "").splitlines()[0],
 )
 INTERRUPTED = 130
-for command in (run, doctor, lint, report, counters, drift, models, gpus):
+for command in (run, doctor, lint, bench, report, counters, drift, models, gpus):
     app.command()(command)
 UsageError: Any = typer.BadParameter.__base__
 """What typer raises for a wrong command line; whether click is bundled with it or not depends on its release."""

@@ -17,7 +17,7 @@ def admit(profile: PolicyProfile, pair: PairRecord, machine: Fingerprint) -> lis
 
     The pair's name and paths may differ (a model may live elsewhere); its digests may not.
     """
-    saved, found = _digests(profile.pair), _digests(pair)
+    saved, found = pair_digests(profile.pair), pair_digests(pair)
     for field, value in saved.items():
         if found[field] != value:
             raise ProfileError(
@@ -69,7 +69,8 @@ def sampling_notes(profile: PolicyProfile, sampling: Sampling, pair_penalty: flo
     return notes
 
 
-def _digests(pair: PairRecord) -> dict[str, str]:
+def pair_digests(pair: PairRecord) -> dict[str, str]:
+    """What makes a pair the same one, whatever it is called and wherever it lies."""
     return {
         "target weights": pair.target.weights_digest,
         "target config": pair.target.config_digest,
