@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from commands.artefact import diff, show, sign, verify
+from commands.bench import bench
 from commands.check import check
 from commands.counters import counters
 from commands.doctor import doctor
@@ -238,7 +239,7 @@ def init(
 COMMANDS = (
     # in the order of their use, which is that of the help
     *(demo, init, doctor, lint, profile, tune, run),
-    *(check, export, verify_applied, report, counters, drift),
+    *(bench, check, report, export, verify_applied, counters, drift),
     *(show, diff, sign, verify, lookup, models, gpus),
 )
 for command in COMMANDS:
