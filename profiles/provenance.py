@@ -51,6 +51,11 @@ def digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def text_digest(text: str) -> str:
+    """SHA-256 of a text file with this content, as hex."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def file_digest(path: Path) -> str:
     sha = hashlib.sha256()
     with path.open("rb") as file:
