@@ -21,8 +21,8 @@ from scipy.special import ndtr, stdtrit
 Floats = npt.NDArray[np.float64]
 
 POWER = 2.0
-GRID = 601
-SIGMAS = 8.0
+GRID = 301
+SIGMAS = 6.0
 """The score is followed this many standard deviations to either side."""
 
 Speed = Literal["held", "lost", "open"]
