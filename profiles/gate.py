@@ -95,8 +95,8 @@ class Gate(Frozen):
     """Digest of the prompts of `counters` and `times`."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the record's noise; every prompt has one of its own, derived from it."""
-    counters: tuple[PromptCounters, ...]
-    times: tuple[PromptTime, ...]
+    counters: Annotated[tuple[PromptCounters, ...], Field(min_length=1)]
+    times: Annotated[tuple[PromptTime, ...], Field(min_length=1)]
     bills: tuple[PassBill, ...]
     """Of plain decoding, the shipped policy and every tier of the grid, at the contexts of the profile's cost table."""
 

@@ -111,7 +111,7 @@ def test_the_profile_is_signed_and_checked(
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(SIGNER.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     assert sage("verify", profile, "--trust", str(trusted)).returncode == 0
-    done = sage("check", profile, "--trust", str(trusted), "--budget", "15s", "--junit", str(junit), "--json")
+    done = sage("check", profile, "--trust", str(trusted), "--budget", "5s", "--junit", str(junit), "--json")
     document = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == document["exit_code"] == {"pass": 0, "inconclusive": 4}.get(document["verdict"], 1)
     stages = {stage["check"]: stage["status"] for stage in document["stages"]}

@@ -139,19 +139,21 @@ def check_costs(
     Raises OutOfMemory when the policy's own passes no longer fit the device.
     """
     policies = timed_policies(policy, gate, saved, whole_grid)
-    turns: list[Measured] = []
-    tally, number = Tally(gate.limits.disturbed), 0
+    calm: list[Measured] = []
+    hit: list[Measured] = []
+    tally = Tally(gate.limits.disturbed)
     while True:
         end = watch()
-        found = turn(policies, number)
-        believed = tally.add(end())
-        turns += [found] if believed or number < FEWEST_TURNS else []
-        number += 1
-        if len(turns) < FEWEST_TURNS:
+        found = turn(policies, len(calm) + len(hit))
+        (calm if tally.add(end()) else hit).append(found)
+        made = len(calm) + len(hit)
+        if made < FEWEST_TURNS:
             continue
+        # turns that were hit say something only as long as there are no others; the verdict knows how many they are
+        turns = calm if len(calm) >= FEWEST_TURNS else calm + hit
         check = _concluded(policy, gate, saved, threads, turns, tally)
         certain = tally.is_valid and check.verdict(gate.limits.regret).status != "warn"
-        if certain or number >= MOST_TURNS or budget.expired:
+        if certain or made >= MOST_TURNS or budget.expired:
             return check
 
 

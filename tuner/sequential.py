@@ -21,9 +21,11 @@ from scipy.special import ndtr, stdtrit
 Floats = npt.NDArray[np.float64]
 
 POWER = 2.0
-GRID = 601
-SIGMAS = 8.0
+GRID = 301
+SIGMAS = 6.0
 """The score is followed this many standard deviations to either side."""
+
+LARGEST_LOG = 700.0
 
 Speed = Literal["held", "lost", "open"]
 
@@ -93,4 +95,6 @@ class ChangeTest:
             verdict = "held"
         elif mean + width < 0 and mean < self._margin / 2:
             verdict = "lost"
-        return Look(math.exp(mean), math.exp(mean - width), math.exp(min(mean + width, 700.0)), prompts, verdict)
+        # an interval without an upper end is written as a large finite one, since JSON knows no infinity
+        high = math.exp(min(mean + width, LARGEST_LOG))
+        return Look(math.exp(mean), math.exp(mean - width), high, prompts, verdict)
