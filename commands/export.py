@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,12 +14,23 @@ from profiles.errors import BadInput, ProfileError
 from profiles.lowering import REPORT_NAME, LoweringReport
 from profiles.policy_profile import PolicyProfile
 from profiles.registry import load_pair_spec, model_names
-from profiles.store import load_profile, read_json, write_json, write_text
+from profiles.store import load_profile, parse, read_json, write_json, write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 README_NAME = "README.md"
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """How step graphs and engines are made; None and () where nothing was said."""
+
+    dtype: str | None = None
+    opset: int | None = None
+    builder: str | None = None
+    arch: tuple[str, ...] = ()
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,13 @@ class ExportJob:
     draft: str | None
     folder: Path
     run: Path | None
+    graphs: GraphOptions
+
+    def refuse(self, reason: str, **options: object) -> None:
+        """Raises BadInput for options that were given and say nothing to this target."""
+        given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+        if given:
+            raise BadInput(f"{', '.join(given)} with --to {self.to}: {reason}")
 
 
 @dataclass(frozen=True)
@@ -51,12 +69,14 @@ def exporters() -> Mapping[str, Exporter]:
     """What `--to` takes."""
     from exports.targets import TARGETS
 
-    return dict.fromkeys(TARGETS, export_configuration)
+    return {**dict.fromkeys(TARGETS, export_configuration), "onnx": export_bundle, "tensorrt": export_bundle}
 
 
 def export(
     profile_path: Annotated[Path, typer.Argument(metavar="PROFILE", help="policy profile (*.sage.json)")],
-    to: Annotated[str, typer.Option("--to", help="trtllm, sglang, vllm, transformers, openvino, llamacpp")],
+    to: Annotated[
+        str, typer.Option("--to", help="trtllm, sglang, vllm, transformers, openvino, llamacpp, onnx, tensorrt")
+    ],
     folder: Annotated[Path, typer.Option("--out", help="folder to write")],
     version: Annotated[
         str | None, typer.Option("--engine-version", help="release of the engine; the newest known without it")
@@ -68,6 +88,20 @@ def export(
     run: Annotated[
         Path | None, typer.Option("--run", help="run folder: searches the best form by replay and says what is lost")
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="onnx, tensorrt: precision of the graphs; as tuned without it")
+    ] = None,
+    opset: Annotated[int | None, typer.Option("--opset", help="onnx, tensorrt: operator set of the graphs")] = None,
+    builder: Annotated[
+        str | None, typer.Option("--builder", help="tensorrt: tensorrt_rtx (default) or tensorrt")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", help="tensorrt: build for this architecture, such as sm_89; may be repeated"),
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="tensorrt: most cached rows; the tuned context without it")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write a profile for another engine, and report what is lost there."""
@@ -75,7 +109,8 @@ def export(
     if to not in known:
         raise BadInput(f"--to takes {', '.join(known)}, got '{to}'")
     profile = load_profile(profile_path)
-    found = known[to](ExportJob(profile, to, version, method, draft, folder, run))
+    graphs = GraphOptions(dtype, opset, builder, tuple(arch or ()), context)
+    found = known[to](ExportJob(profile, to, version, method, draft, folder, run, graphs))
     out.print(found.screen)
     out.print(f"wrote {folder}; start with {folder / README_NAME}", soft_wrap=True)
     if as_json:
@@ -90,6 +125,7 @@ def export_configuration(job: ExportJob) -> Exported:
     from exports.targets import TARGETS, report
 
     target, profile = TARGETS[job.to], job.profile
+    job.refuse("the engine loads the models itself", **asdict(job.graphs))
     version, method = target.version(job.version), target.method(job.method)
     abilities = target.methods[method].abilities
     numbers, from_profile, remarks = None, None, []
@@ -119,6 +155,29 @@ def export_configuration(job: ExportJob) -> Exported:
     write_export(job.folder, {**files, README_NAME: readme(target, request, made)}, made)
     title = f"{profile.name} for {target.title} {version} ({method})"
     return Exported(lowering_screen(made, title), made.model_dump(mode="json"))
+
+
+def export_bundle(job: ExportJob) -> Exported:
+    """Step graphs or engines of both models, for this runtime: nothing of the policy is lost."""
+    from commands.export_graphs import export_graphs
+    from commands.lowering_table import bundle_screen
+    from exports.tensorrt_engine import EngineOptions
+
+    given = job.graphs
+    job.refuse(
+        "graphs are run by this runtime, which runs the whole policy with the pair's own draft",
+        engine_version=job.version,
+        method=job.method,
+        draft=job.draft,
+        run=job.run,
+    )
+    if job.to == "onnx":
+        job.refuse("they belong to engines", builder=given.builder, arch=given.arch, context=given.context)
+    fields = {"builder": given.builder, "compute_capabilities": given.arch, "context": given.context}
+    engine = parse(EngineOptions, {name: value for name, value in fields.items() if value}, "flags")
+    kind: Literal["onnx", "tensorrt"] = "onnx" if job.to == "onnx" else "tensorrt"
+    made = export_graphs(job.profile, kind, job.folder, dtype=given.dtype, opset=given.opset, engine=engine)
+    return Exported(bundle_screen(made, f"{job.profile.name} for {job.to}"), made.document())
 
 
 def models_of(profile: PolicyProfile) -> tuple[str, str]:

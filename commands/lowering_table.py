@@ -7,8 +7,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from exports.graph_bundle import BundleReport
 from exports.readme import cost_text, loss_text
 from profiles.lowering import LoweringReport
+
+
+def bundle_screen(report: BundleReport, title: str) -> RenderableType:
+    """What a bundle of graphs or engines holds and how exact it is."""
+    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE_HEAD)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in report.lines():
+        table.add_row(name, Text(value))
+    whole = Text("nothing of the policy is lost: this runtime runs it on these graphs as it is")
+    return Group(table, whole)
 
 
 def lowering_screen(report: LoweringReport, title: str) -> RenderableType:

@@ -169,7 +169,9 @@ def _targets(trt: Any, options: EngineOptions) -> tuple[str, ...]:
     known = [name.lower().replace("sm", "sm_") for name in trt.ComputeCapability.__members__ if name.startswith("SM")]
     wanted = options.compute_capabilities or ((here,) if here else ())
     if not wanted:
-        raise BadInput(f"there is no GPU here to build for: name compute_capabilities, known are {', '.join(known)}")
+        raise BadInput(
+            f"there is no GPU here to build for: name an architecture (--arch), known are {', '.join(known)}"
+        )
     unknown = sorted(set(wanted) - set(known))
     if unknown:
         raise BadInput(

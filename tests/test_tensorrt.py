@@ -208,7 +208,7 @@ def test_impossible_builds_are_refused_by_name(built: Built, tmp_path: Path, mon
     with pytest.raises(BadInput, match="timing_cache belongs to tensorrt"):
         build(timing_cache=tmp_path / "timing")
     if not torch.cuda.is_available():
-        with pytest.raises(BadInput, match="no GPU here to build for: name compute_capabilities"):
+        with pytest.raises(BadInput, match="no GPU here to build for: name an architecture"):
             build(compute_capabilities=())
     monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
     with pytest.raises(HardwareMissing, match=r"tensorrt is not installed \(pip install 'sage_tune\[tensorrt\]'\)"):
