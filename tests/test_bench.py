@@ -162,9 +162,16 @@ def test_own_prompts_are_used_whole_and_the_pairs_set_only_where_it_reports(tmp_
         bench_samples(str(path), spec, 40)
 
 
-def test_the_command_times_the_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["bench", "--profile", str(SHIPPED), "--arms", "static", "--prompts", "3", "--repeats", "1", "--json"]
-    app(command, standalone_mode=False)
+def test_the_command_times_the_shipped_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scene = HERE / "pairs" / "tiny-llava-ov" / "calibration" / "0000.png"
+    rows = [
+        {"id": str(i), "prompt": text, "images": [str(scene)], "max_new_tokens": 12}
+        for i, text in enumerate(("Describe the image.", "What is in the image?", "What is large?"))
+    ]
+    data = tmp_path / "mine.jsonl"
+    data.write_text("\n".join(json.dumps(row) for row in rows))
+    command = ["bench", "--profile", str(SHIPPED), "--data", str(data), "--arms", "static", "--repeats", "1"]
+    app([*command, "--budget", "1s", "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [arm["name"] for arm in document["arms"]] == ["plain", load_profile(SHIPPED).name, "best static tier"]
-    assert document["verdict"] in ("equal", "tie") and document["tokens"] > 100
+    assert document["verdict"] in ("equal", "tie") and document["tokens"] > 0

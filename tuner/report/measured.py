@@ -32,7 +32,7 @@ def signals(curves: Sequence[Curve]) -> Section:
     text = (
         f"Draft tokens that the tier {first.reference_tier} would have accepted (bonus excluded), by the value of a "
         "signal that is known before the tree is built. Bands are 95 % intervals over prompts.",
-        f"{explained(alike)[:1].upper()}{explained(alike)[1:]}.",
+        _sentence(explained(alike)) if first.association else "What the signals explain is not recorded here.",
     )
     return Section("signals", title, text, charts=tuple(charts))
 
@@ -166,6 +166,10 @@ def _pass_table(table: CostTable, kinds: Sequence[PassKind]) -> Table:
             for p in passes
         ),
     )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _ms(time_ns: float) -> str:
