@@ -12,6 +12,7 @@ import pytest
 from profiles.counters import SIGNAL_BINS, CounterLine, Counters, PassTotal, Snapshot, summed
 from profiles.errors import BadInput
 from profiles.policy import CompiledPolicy, PolicySource, SignalSpec, Tier
+from profiles.registry import HERE
 from profiles.store import load_profile, save_profile
 from runtime.counters import append_line, count, line_of, prometheus, read_log, signal_bin
 from runtime.decode import generate, plain_policy
@@ -233,3 +234,14 @@ def test_the_command_exits_with_the_verdict(
     assert "1 lines belong to other profiles" in printed.err
     app(["counters", str(log), "--out", str(tmp_path / "m.prom")], standalone_mode=False)
     assert "vllm:spec_decode_num_drafts_total" in (tmp_path / "m.prom").read_text()
+
+
+def test_run_appends_a_line_of_its_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped, log = HERE / "library" / "tiny-llava-ov-cpu.sage.json", tmp_path / "log.jsonl"
+    scene = HERE / "pairs" / "tiny-llava-ov" / "calibration" / "0000.png"
+    asked = ["run", "--profile", str(shipped), "--image", str(scene), "--prompt", "Describe the image."]
+    app([*asked, "--max-new-tokens", "12", "--guard", "--counters", str(log), "--json"], standalone_mode=False)
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (line,) = read_log(log)
+    assert line.digest == load_profile(shipped).digest == document["digest"] and line.unix_s is not None
+    assert (line.counters.rounds, line.counters.guarded) == (document["rounds"], document["guarded"])

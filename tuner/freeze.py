@@ -103,6 +103,8 @@ def freeze(
 
 
 def _counted(decision: Decision) -> list[Counters]:
-    """Counters of the shipped policy's last run on every report prompt."""
+    """Counters of the shipped policy on every report prompt, of the run that foreign load hit least: all runs of a
+    prompt are the same work."""
     runs = decision.comparison.runs[decision.shipped.name]
-    return [counters for prompt in runs if (counters := prompt[-1].counters) is not None]
+    calmest = [min(prompt, key=lambda run: sum(run.rounds_ns)) for prompt in runs]
+    return [run.counters for run in calmest if run.counters is not None]
