@@ -10,6 +10,8 @@ import typer
 from commands.opening import open_profile
 from commands.options import BudgetText, Data, Json, Model, err, out, print_json, progress, seconds
 from profiles.admission import admit, sampling_of
+from profiles.errors import Inconclusive
+from profiles.gate import GateLimits
 from profiles.store import PROFILE_SUFFIX, load_profile
 
 if TYPE_CHECKING:
@@ -30,7 +32,8 @@ def bench(
     budget: BudgetText = None,
     as_json: Json = False,
 ) -> None:
-    """Time the profile, plain decoding and other arms on the same prompts in turn; refuse what cannot be compared."""
+    """Time the profile, plain decoding and other arms on the same prompts in turn; refuse what cannot be compared.
+    Exit code 4 when other work disturbed too much of it."""
     from tuner import bench as benching
 
     frozen = load_profile(profile_path)
@@ -40,6 +43,7 @@ def bench(
 
     from tuner.bench_data import bench_samples
     from tuner.comparison import Job
+    from tuner.foreign_load import Watch
     from tuner.machine import fingerprint
     from tuner.timing import Budget
 
@@ -57,7 +61,16 @@ def bench(
     )
     try:
         with progress().task("decoding, live", len(jobs)) as advance:
-            found = benching.bench(runner, chosen, jobs, repeats, Budget(seconds(budget)), lambda: advance(1))
+            found = benching.bench(
+                runner,
+                chosen,
+                jobs,
+                repeats,
+                Budget(seconds(budget)),
+                Watch(device.index, device.uuid),
+                (frozen.gate.limits if frozen.gate else GateLimits()).disturbed,
+                lambda: advance(1),
+            )
     except benching.OutputDiffers as error:
         if as_json:
             print_json({"verdict": "bug", "divergence": error.document(), "digest": frozen.digest})
@@ -67,6 +80,8 @@ def bench(
         out.print(tie.text(), soft_wrap=True, highlight=False, markup=False)
     if as_json:
         print_json({**found.document(), "digest": frozen.digest})
+    if not found.load.is_valid:
+        raise Inconclusive(f"{found.load.text()}: these times say little; bench again when nothing else runs")
 
 
 def _table(found: Bench, first: str) -> Table:

@@ -24,6 +24,7 @@ from runtime.decode import generate, plain_policy
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from tuner.comparison import Arm, Comparison, Job, Run, compare
+from tuner.foreign_load import Stretch, Tally
 from tuner.lossless import Divergence, first_divergence
 from tuner.timing import Budget
 from tuner.yardsticks.sage_paper import SAGE_PAPER
@@ -90,7 +91,9 @@ class Bench:
     rows: tuple[Row, ...]
     prompts: int
     tokens: int
-    near_ties: tuple[Difference, ...] = ()
+    near_ties: tuple[Difference, ...]
+    load: Tally
+    """What else the machine did; a run that was disturbed too much says nothing of speed."""
 
     def document(self) -> dict[str, object]:
         """The numbers for a script."""
@@ -106,6 +109,7 @@ class Bench:
                 for row in self.rows
             ],
             "near_ties": [asdict(found) for found in self.near_ties],
+            "foreign_load": {"valid": self.load.is_valid, "share": self.load.share, "text": self.load.text()},
         }
 
 
@@ -219,15 +223,26 @@ def bench(
     jobs: Sequence[Job],
     repeats: int,
     budget: Budget,
+    watch: Callable[[], Callable[[], Stretch]],
+    disturbed: float,
     on_prompt: Callable[[], None] = lambda: None,
 ) -> Bench:
-    """Decode all prompts under all arms. Raises BadInput when fewer than two prompts are left to compare,
-    OutputDiffers when an arm changes the output."""
-    found = compare(runner, arms, jobs, repeats, budget, on_prompt)
+    """Decode all prompts under all arms, each prompt a stretch that `watch` looks at; foreign load may take up to
+    `disturbed` of the time. Raises BadInput when fewer than two prompts are left to compare, OutputDiffers when an arm
+    changes the output."""
+    load, end = Tally(disturbed), watch()
+
+    def prompt_done() -> None:
+        nonlocal end
+        load.add(end())
+        end = watch()
+        on_prompt()
+
+    found = compare(runner, arms, jobs, repeats, budget, prompt_done)
     if len(found.samples) < 2:
         raise BadInput(f"an interval needs two prompts without a near tie, got {len(found.samples)}")
     rows = tuple(_row(arm, found, arms[1].name) for arm in arms)
-    return Bench(rows, len(found.samples), found.tokens, tuple(runner.near_ties))
+    return Bench(rows, len(found.samples), found.tokens, tuple(runner.near_ties), load)
 
 
 def _row(arm: Arm, found: Comparison, first: str) -> Row:
