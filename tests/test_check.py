@@ -336,6 +336,22 @@ def test_sizes_that_ran_out_of_memory_are_no_candidates(folder: Path, frozen: Po
         assert checked.verdict == "pass"
 
 
+def test_outputs_too_short_to_time_are_inconclusive(folder: Path, frozen: PolicyProfile) -> None:
+    machine, gate = Machine(folder), frozen.gate
+    assert gate is not None
+    bench = live_bench(frozen, machine.pair, calm)
+
+    def short(gate, jobs):  # type: ignore[no-untyped-def]
+        made = bench(gate, jobs)
+        return replace(made, turn=lambda policies, n: Measured([r[:4] for r in made.turn(policies, n).outputs]))
+
+    with machine.clock.running():
+        samples = machine.samples(frozen)
+        checked = check(frozen, machine.pair, machine.fingerprint, gate, samples, short, Budget(None), QUIET)
+    assert checked.verdict == "inconclusive" and "cannot be measured on these prompts" in checked.reason
+    assert statuses(checked)[TIMING] == "pass"
+
+
 def test_coarser_dtypes_are_judged_by_margins(folder: Path, frozen: PolicyProfile) -> None:
     """In bfloat16 a near tie may lead to another output; without one it may not."""
     machine, gate = Machine(folder), frozen.gate

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from profiles.admission import admit
-from profiles.errors import LosslessError, OutOfMemory
+from profiles.errors import EnvelopeError, LosslessError, OutOfMemory
 from profiles.gate import Gate
 from profiles.policy_profile import PolicyProfile
 from profiles.provenance import FieldComparison, Fingerprint
@@ -167,13 +167,16 @@ def _measured(
     whole = _turns_s(profile, gate) * FEWEST_TURNS <= share.left_s
     with progress.task("costs", 1):
         try:
-            checked.costs = check_costs(profile.policy, gate, table, threads, bench.turn, bench.watch, share, whole)
+            found_costs = check_costs(profile.policy, gate, table, threads, bench.turn, bench.watch, share, whole)
+            checked.costs, costs = found_costs, found_costs.verdict(limits.regret)
         except OutOfMemory as error:
             checked.add(COSTS, failed(str(error)))
             return checked.ended("re-tune", str(error))
-    costs = checked.add(COSTS, checked.costs.verdict(limits.regret))
+        except EnvelopeError as error:
+            costs = skipped(f"the costs cannot be measured on these prompts: {error}")
+    checked.add(COSTS, costs)
     if costs.status == "fail":
-        return checked.ended("re-tune", f"{checked.costs.best} is faster here than the policy: {costs.text}")
+        return checked.ended("re-tune", f"not the best choice here: {costs.text}")
 
     if not profile.policy.drafts():
         checked.add(TIMING, skipped("the profile says `off`: plain decoding is what it ships"))
@@ -188,7 +191,7 @@ def _measured(
     if speed.status == "fail":
         return checked.ended("regress", f"the policy lost speed: {speed.text}")
     if speed.status != "pass":
-        return checked.ended("inconclusive", speed.text)
+        return checked.ended("inconclusive", "; ".join(v.text for v in (costs, speed) if v.status != "pass"))
     return checked.ended(*_without_timing(costs))
 
 
@@ -219,8 +222,9 @@ def live_bench(profile: PolicyProfile, pair: Pair, watch: Callable[[], Callable[
     """The bench of the real models."""
 
     def bench(gate: Gate, jobs: dict[str, GateJob]) -> Bench:
-        counted = [jobs[prompt.id] for prompt in gate.counters]
-        turn = live_turn(pair, counted, base_sampling(profile, gate))
+        # rounds of long outputs: those of the first few are cold, and a short output has no others
+        longest = sorted(gate.counters, key=lambda prompt: -prompt.output_tokens)[: max(len(gate.counters) // 2, 3)]
+        turn = live_turn(pair, [jobs[prompt.id] for prompt in longest], base_sampling(profile, gate))
         return Bench(turn, LivePair(pair, profile.policy, jobs), watch)
 
     return bench

@@ -22,9 +22,10 @@ from profiles.sampling import Sampling
 from runtime.decode import plain_policy
 from runtime.pair import Pair
 from runtime.policy.tree import padded_size
+from runtime.records import StepRecord
 from tuner.bills import completed, fastest, regret, speedup
 from tuner.check_counters import GateJob
-from tuner.costs import Measured, cost_table, covering_policies, measure_rounds
+from tuner.costs import Measured, cost_table, covering_policies, measure_rounds, warm_rounds
 from tuner.findings import Verdict, failed, passed, skipped, warned
 from tuner.foreign_load import Stretch, Tally
 from tuner.timing import Budget
@@ -120,7 +121,9 @@ def timed_policies(policy: CompiledPolicy, gate: Gate, saved: CostTable, whole_g
     grid = GridConfig.model_validate(
         {"depth": depth, "widths": widths, "verify_sizes": sizes, "sage_paper": {"record": False}}
     )
-    return [plain_policy(), policy, *covering_policies(grid, 0.0, policy.context_max)[1:]]
+    # padded as the policy pads, so that a round has one size whichever policy made it
+    covering = covering_policies(grid, 0.0, policy.context_max)[1:]
+    return [plain_policy(), policy, *(c.model_copy(update={"verify_sizes": policy.verify_sizes}) for c in covering)]
 
 
 def check_costs(
@@ -136,7 +139,8 @@ def check_costs(
     """Measure turns until it is certain whether the policy would still be chosen, the turns are all made, or the budget
     ends; three are made in any case. Without `whole_grid` only what the policy itself uses is timed.
 
-    Raises OutOfMemory when the policy's own passes no longer fit the device.
+    Raises OutOfMemory when the policy's own passes no longer fit the device, EnvelopeError when the outputs are too
+    short to time anything on.
     """
     policies = timed_policies(policy, gate, saved, whole_grid)
     calm: list[Measured] = []
@@ -175,15 +179,14 @@ def _concluded(
     dropped = {size for measured in turns for size in measured.dropped_sizes}
     if dropped & used_sizes(policy):
         raise OutOfMemory(f"the policy verifies {sorted(dropped & used_sizes(policy))} tokens, which ran out of memory")
-    seen = {padded_size(step.nodes, policy.verify_sizes) for m in turns for rounds in m.outputs for step in rounds}
-    timed = tuple(size for size in saved.sizes("verify") if size in seen)
+    subsets = [[t for t in turns if t is not left_out] for left_out in turns]
 
     def priced(some: Sequence[Measured]) -> tuple[CostTable, list[str]]:
-        outputs = [rounds for measured in some for rounds in measured.outputs]
-        return completed(cost_table(Measured(outputs), timed, saved.contexts(), threads), saved)
+        timed = tuple(sorted(_warm_sizes(some, policy)))
+        return completed(cost_table(Measured(_outputs(some)), timed, saved.contexts(), threads), saved)
 
     table, filled = priced(turns)
-    without = [priced([t for t in turns if t is not left_out])[0] for left_out in turns]
+    without = [priced(some)[0] for some in subsets]
     owed = [bill for bill in gate.bills if not any(c.kind == "verify" and c.n in dropped for c in bill.passes)]
     by_name = {bill.name: bill for bill in owed}
     timed_again = sorted({(p.kind, p.n) for p in table.passes} - {(p.kind, p.n) for p in table.passes if not p.samples})
@@ -207,6 +210,16 @@ def _concluded(
         turns=len(turns),
         tally=tally,
     )
+
+
+def _outputs(turns: Sequence[Measured]) -> list[list[StepRecord]]:
+    return [rounds for measured in turns for rounds in measured.outputs]
+
+
+def _warm_sizes(turns: Sequence[Measured], policy: CompiledPolicy) -> set[int]:
+    """Verify sizes of drafting rounds whose time is not that of cold caches: what a cost table can be made of."""
+    warm = warm_rounds(_outputs(turns))
+    return {padded_size(step.nodes, policy.verify_sizes) for step in warm if step.draft_passes_ns}
 
 
 def _jackknife(value: float, without: Sequence[float]) -> Bounds:
