@@ -12,7 +12,7 @@ from profiles.families import FAMILIES
 from profiles.registry import ModelSource, PairSpec
 from runtime.model_facts import generation_settings, placeholder_ids
 from runtime.pair import eos_ids_of, read_files
-from runtime.prompts import PromptEncoder, chat_template
+from runtime.prompts import PromptEncoder, Request, chat_template
 
 TOWER_FIELDS = ("image_size", "patch_size", "spatial_merge_size", "temporal_patch_size")
 MERGE_FIELDS = ("image_grid_pinpoints", "vision_aspect_ratio", "vision_feature_select_strategy", "scale_factor")
@@ -83,11 +83,13 @@ class ModelSide:
         return PromptEncoder(self.tokenizer, self.processor, reads=reads, placeholders=self.placeholders().values())
 
     def render(self, messages: list[dict[str, Any]]) -> str | None:
-        """A conversation through this side's own chat template; None when it has none. The template's own errors
-        (jinja2) pass through."""
+        """A conversation through this side's own chat template, as a prompt of it is made; None when it has none. The
+        template's own errors (jinja2) pass through."""
         template = chat_template(self.tokenizer, self.processor)
         if template is None:
             return None
+        if self.processor is None:
+            messages = Request(messages).plain_messages()
         return str(
             self.tokenizer.apply_chat_template(
                 messages, chat_template=template, add_generation_prompt=True, tokenize=False

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from commands.opening import open_pair
 from exports.onnx_graph import export_step_graph
@@ -256,6 +256,16 @@ def test_the_doctor_says_which_checks_do_not_apply(own_pair_file: Path) -> None:
         assert found["vocabulary padding"].text.startswith("the target's head has")
         assert found["end of sequence"].text.startswith("the target ends at")
         assert {f.status for f in found.values()} <= {"pass", "skipped"}
+
+
+def test_the_doctor_renders_text_templates_with_strings(own_pair_file: Path) -> None:
+    """As Llama and SmolLM2 write them: a list of parts cannot be joined to a role."""
+    spec = with_draft(own_pair_file, "{ prompt_lookup = {} }")
+    tokenizer = AutoTokenizer.from_pretrained(spec.resolve(spec.target))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + '\\n' + m['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(spec.resolve(spec.target))
+    found = {f.check: f for f in check_files(read_side(spec, "target"), read_side(spec, "draft"))}
+    assert found["chat templates"].status == "pass", found["chat templates"].text
 
 
 def test_the_doctor_examines_a_live_lookup(own_pair_file: Path) -> None:
