@@ -331,3 +331,29 @@ def test_a_users_own_text_pair_goes_all_the_way(
         assert "tuned for temperature 0.8, this request is greedy; using the safe tier" in greedy.stderr
         warmer = sage(*ask, "--temperature", "1")
         assert "tuned for temperature 0.8, decoding temperature 1; output is right" in warmer.stderr
+
+
+def test_an_export_of_a_run_and_its_proof(
+    tuned: tuple[Path, dict[str, object], dict[str, object]], tmp_path: Path
+) -> None:
+    """Searched on the record, its loss replayed; then counters that fit, and counters that do not."""
+    folder, _, document = tuned
+    profile, out = str(document["profile"]), tmp_path / "vllm"
+    done = sage("export", profile, "--to", "vllm", "--run", str(folder), "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["numbers"]["tried"] >= 5 and report["numbers"]["loss"]["mark"] == "replayed"
+    depth = report["lowered"]["source"]["tiers"][0]["depth"]
+    length = report["numbers"]["lowered"]["acceptance_length"]["median"]
+    rounds = 20_000
+    for per_round, code, word in ((depth, 0, "applied"), (depth + 3, 1, "not this policy")):
+        counters = {
+            "spec_decode_num_drafts": rounds,
+            "spec_decode_draft_tokens": rounds * per_round,
+            "spec_decode_accepted_tokens": rounds * (length - 1),
+        }
+        metrics = tmp_path / "bench.json"
+        metrics.write_text(json.dumps(counters))
+        proof = sage("verify-applied", profile, str(metrics), "--export", str(out), "--json")
+        assert proof.returncode == code, proof.stderr
+        assert json.loads(proof.stdout.splitlines()[-1])["verdict"] == word
