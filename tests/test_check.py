@@ -94,6 +94,10 @@ def test_freezing_again_gives_the_same_gate(folder: Path, frozen: PolicyProfile)
     assert samples is not None
     old = frozen.model_copy(update={"gate": None})
     assert gate_of_run(old, run, samples) == frozen.gate
+    with pytest.raises(ProfileError, match="is gone"):
+        gate_of_run(old, run, samples[1:])
+    with pytest.raises(ProfileError, match="compared another policy"):
+        gate_of_run(old.model_copy(update={"source": static_policy("other", OFF)}), run, samples)
 
 
 def test_a_machine_that_is_slower_throughout_still_passes(folder: Path, frozen: PolicyProfile) -> None:

@@ -82,7 +82,11 @@ def gate_of_run(profile: PolicyProfile, run: RunFolder, samples: Sequence[Sample
     report = json.loads(path.read_text(encoding="utf-8"))["report"]
     columns = (report["prompts"], report["decode_ns"][PLAIN], report["decode_ns"][shipped])
     times = _longest(PromptTime(id=i, plain_ns=p, policy_ns=own) for i, p, own in zip(*columns, strict=True))
-    return gate_of(arena, config, profile.policy, times, {sample.id: sample for sample in samples})
+    by_id = {sample.id: sample for sample in samples}
+    gone = [time.id for time in times if time.id not in by_id]
+    if gone:
+        raise ProfileError(f"the prompts of {run.path} have changed since it was recorded: '{gone[0]}' is gone")
+    return gate_of(arena, config, profile.policy, times, by_id)
 
 
 def gate_samples(gate: Gate, spec: PairSpec, place: str | None) -> list[Sample] | None:
