@@ -30,7 +30,7 @@ def verify_applied(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="vllm, sglang, trtllm, sage_tune; else by names in the file"),
+        typer.Option("--engine", help="whose counters they are; by the names in the file without it"),
     ] = None,
     as_json: Json = False,
 ) -> None:

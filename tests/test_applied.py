@@ -92,6 +92,7 @@ def test_prometheus(tmp_path: Path, text: str, engine: str) -> None:
             ],
             *("trtllm", 10, 2.8),
         ),
+        ({"engine": "openvino", "num_drafts": 10, "num_accepted_tokens": 18}, "openvino", 10, 2.8),
         ({"meta_info": {"completion_tokens": 28, "spec_verify_ct": 10}}, "sglang", 10, 2.8),
     ],
 )
@@ -107,6 +108,8 @@ def test_files_that_say_nothing(tmp_path: Path) -> None:
     for text in ("", "hello", "{}", "vllm:num_requests_running 3\n", "sglang:spec_accept nan"):
         with pytest.raises(BadInput, match="no counters"):
             counters(tmp_path, text)
+    with pytest.raises(BadInput, match="got 'tgi'"):
+        counters(tmp_path, '{"engine": "tgi", "num_drafts": 3}')
     with pytest.raises(BadInput, match="no such file"):
         read_counters(tmp_path / "nothing")
     with pytest.raises(BadInput, match="of vllm and of trtllm"):
