@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tuner.applied import Applied, Finding, Verdict
 
-STYLES: dict[Finding, str] = {"agrees": "green", "contradicts": "bold red", "says nothing": "dim"}
+STYLES: dict[Finding, str] = {"agrees": "green", "contradicts": "bold red", "differs": "yellow", "says nothing": "dim"}
 VERDICT_STYLES: dict[Verdict, str] = {"applied": "bold green", "not this policy": "bold red", "inconclusive": "yellow"}
 
 

@@ -30,7 +30,7 @@ def verify_applied(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="vllm, sglang, trtllm, sage_tune; else by names in the file"),
+        typer.Option("--engine", help="whose counters they are; by the names in the file without it"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +60,7 @@ def verify_applied(
 def own_policy(profile: PolicyProfile, run: Path | None) -> Expected:
     """The whole policy in sage_tune's own runtime."""
     from tuner.applied import Expected, by_walk, unreplayed
-    from tuner.lowering_search import full_label
+    from tuner.lowering_search import acceptance_interval, full_label
 
     policy, evidence = profile.policy, profile.evidence
     label = full_label(policy)
@@ -70,7 +70,9 @@ def own_policy(profile: PolicyProfile, run: Path | None) -> Expected:
         arena = open_record(profile, run).arena
         report = arena.replay.record.split_samples("report")
         walk = arena.replay.walk(policy, report)
-        return by_walk(policy, walk, f"replay of {len(report)} report prompts", label, profile.digest)
+        acceptance = acceptance_interval(arena, walk, report)
+        source = f"replay of {len(report)} report prompts"
+        return by_walk(policy, walk, acceptance, source, label, profile.digest)
     row = next((row for row in evidence.results if row.name == evidence.shipped_name), None)
     rounds = row.rounds if row is not None else 0
     depth = policy.max_depth
@@ -88,7 +90,7 @@ def lowered_policy(profile: PolicyProfile, engine: str, run: Path | None, export
     """What was exported to an engine: by its export, else what an export would be."""
     from exports.lowering import by_profile, truncated
     from exports.targets import TARGETS
-    from tuner.applied import Mean, by_lowered, positions_of, unreplayed
+    from tuner.applied import by_lowered, mean_of, positions_of, unreplayed
 
     target = TARGETS[engine]
     abilities = target.methods[target.method(None)].abilities
@@ -117,8 +119,7 @@ def lowered_policy(profile: PolicyProfile, engine: str, run: Path | None, export
         lowered, from_profile = by_profile(profile, abilities)
     if numbers is not None:
         row = numbers.lowered
-        length = row.acceptance_length
-        mean = Mean(length.median, (length.high - length.low) / 2, row.rounds)
+        mean = mean_of(row.acceptance_length, row.rounds)
         return by_lowered(lowered, mean, positions_of(numbers.positions, row.rounds), source)
     if from_profile is None:
         return by_lowered(lowered, None, (), source or "the policy alone")

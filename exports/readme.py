@@ -99,7 +99,15 @@ def _lost_table(report: LoweringReport) -> str:
 
 
 def _check_text(target: Target) -> str:
-    return (
-        f"`{REPORT_NAME}` holds what acceptance to expect. With counters of the running engine in a file:\n\n"
-        + fenced(f"sage_tune verify-applied PROFILE metrics.txt --export . --engine {target.name}")
-    ).rstrip()
+    check = f"sage_tune verify-applied PROFILE %s --export . --engine {target.name}"
+    if target.counts:
+        how = f"With counters of the running engine in a file:\n\n{fenced(check % 'metrics.txt')}"
+    else:
+        counts = (
+            f'{{"engine": "{target.name}", "num_drafts": 900, "num_draft_tokens": 3600, "num_accepted_tokens": 2700}}'
+        )
+        how = (
+            "The engine publishes no counters; write down what it did (rounds, draft tokens, those accepted):\n\n"
+            + fenced(f"echo '{counts}' > counts.json\n{check % 'counts.json'}")
+        )
+    return f"`{REPORT_NAME}` holds what acceptance to expect. {how}".rstrip()

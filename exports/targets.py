@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from exports import llamacpp_config, openvino_config, sglang_config, transformers_config, trtllm_config, vllm_config
 from exports.lowering import lost
@@ -45,6 +44,8 @@ class Target:
     """How to start the engine with them, as Markdown."""
     notes: Callable[[ExportRequest], tuple[str, ...]]
     """What to know about this engine, this version and this pair."""
+    counts: bool
+    """Whether it publishes counters of what it drafted and accepted."""
 
     def version(self, asked: str | None) -> str:
         """Raises BadInput for a version that was never read, naming those that were."""
@@ -118,17 +119,16 @@ def report(
     )
 
 
-def _target(name: str, title: str, module: object) -> Target:
-    known = partial(getattr, module)
-    return Target(name, title, known("VERSIONS"), known("METHODS"), known("files"), known("start"), known("notes"))
+def _target(name: str, title: str, module: Any, counts: bool = False) -> Target:
+    return Target(name, title, module.VERSIONS, module.METHODS, module.files, module.start, module.notes, counts)
 
 
 TARGETS: Final[Mapping[str, Target]] = {
     target.name: target
     for target in (
-        _target("trtllm", "TensorRT-LLM", trtllm_config),
-        _target("sglang", "SGLang", sglang_config),
-        _target("vllm", "vLLM", vllm_config),
+        _target("trtllm", "TensorRT-LLM", trtllm_config, counts=True),
+        _target("sglang", "SGLang", sglang_config, counts=True),
+        _target("vllm", "vLLM", vllm_config, counts=True),
         _target("transformers", "transformers", transformers_config),
         _target("openvino", "OpenVINO GenAI", openvino_config),
         _target("llamacpp", "llama.cpp", llamacpp_config),

@@ -21,10 +21,10 @@ from tests.records import record_of
 from tests.strategies import SIGNAL_LOGPROBS
 from tests.test_replay import costs
 from tests.test_yardsticks import GRID, RULES
-from tuner.applied import Expected, Mean, by_lowered, by_walk, compare, positions_of, unreplayed
+from tuner.applied import Expected, Mean, by_lowered, by_walk, compare, mean_of, positions_of, unreplayed
 from tuner.calibration import Split
 from tuner.engine_metrics import EngineCounters, read_counters
-from tuner.lowering_search import LoweringSearch, lowering_numbers
+from tuner.lowering_search import LoweringSearch, acceptance_interval, lowering_numbers
 from tuner.replay import Replay, Walk
 from tuner.yardsticks.base import Arena
 
@@ -92,6 +92,7 @@ def test_prometheus(tmp_path: Path, text: str, engine: str) -> None:
             ],
             *("trtllm", 10, 2.8),
         ),
+        ({"engine": "openvino", "num_drafts": 10, "num_accepted_tokens": 18}, "openvino", 10, 2.8),
         ({"meta_info": {"completion_tokens": 28, "spec_verify_ct": 10}}, "sglang", 10, 2.8),
     ],
 )
@@ -107,6 +108,8 @@ def test_files_that_say_nothing(tmp_path: Path) -> None:
     for text in ("", "hello", "{}", "vllm:num_requests_running 3\n", "sglang:spec_accept nan"):
         with pytest.raises(BadInput, match="no counters"):
             counters(tmp_path, text)
+    with pytest.raises(BadInput, match="got 'tgi'"):
+        counters(tmp_path, '{"engine": "tgi", "num_drafts": 3}')
     with pytest.raises(BadInput, match="no such file"):
         read_counters(tmp_path / "nothing")
     with pytest.raises(BadInput, match="of vllm and of trtllm"):
@@ -134,8 +137,9 @@ BINS = PolicySource(
 def replayed(source: PolicySource) -> tuple[Walk, Expected]:
     here = arena()
     policy = here.compiled(source)
-    walk = here.replay.walk(policy, here.replay.record.split_samples("report"))
-    return walk, by_walk(policy, walk, "test", "policy", "ab" * 32)
+    report = here.replay.record.split_samples("report")
+    walk = here.replay.walk(policy, report)
+    return walk, by_walk(policy, walk, acceptance_interval(here, walk, report), "test", "policy", "ab" * 32)
 
 
 def live_of(source: PolicySource, times: int = 40) -> EngineCounters:
@@ -146,7 +150,7 @@ def live_of(source: PolicySource, times: int = 40) -> EngineCounters:
     return EngineCounters(
         "sage_tune",
         rounds=times * walk.rounds,
-        accepted_tokens=times * float(walk.accepted.sum()),
+        accepted_tokens=times * float(walk.tokens - walk.rounds),
         positions=[times * float((walk.accepted >= level).sum()) for level in range(1, int(walk.accepted.max()) + 1)],
         tier_rounds={label: times * labels.count(label) for label in set(labels)},
         digests=["ab" * 32],
@@ -184,6 +188,11 @@ def test_planted_faults_are_found(fault: str) -> None:
     else:
         seen.positions = [float(seen.rounds or 0), *seen.positions[1:]]
         name = "acceptance by level"
+    loaded = compare(expected, seen)
+    if name.startswith("acceptance"):
+        # the profile is loaded, so other requests explain it as well
+        assert loaded.verdict == "inconclusive"
+        seen.digests = []
     found = compare(expected, seen)
     assert found.verdict == "not this policy"
     assert name in [check.name for check in found.checks if check.finding == "contradicts"]
@@ -218,8 +227,7 @@ def exported() -> Expected:
     source = PolicySource(tiers=(Tier(depth=4, width=1, nodes=4),))
     search = LoweringSearch(here, chain, truncated(source, chain))
     numbers = lowering_numbers(search, here.compiled(source), search.truncated, "")
-    length = numbers.lowered.acceptance_length
-    mean = Mean(length.median, (length.high - length.low) / 2, numbers.lowered.rounds)
+    mean = mean_of(numbers.lowered.acceptance_length, numbers.lowered.rounds)
     return by_lowered(search.truncated, mean, positions_of(numbers.positions, numbers.lowered.rounds), "test")
 
 

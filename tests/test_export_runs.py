@@ -197,7 +197,8 @@ def openvino_pipes(torch_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -
     return genai.LLMPipeline(target, "CPU", **exact), genai.LLMPipeline(target, "CPU", draft_model=draft, **exact)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the tracer, about shapes that do not vary here
 @pytest.mark.parametrize("which", ["searched", "chain", "confident"])
 def test_openvino_genai_makes_the_rounds_that_replay_predicts(
     texts: Arena, openvino_pipes: tuple[Any, Any], torch_pair: Pair, tmp_path: Path, which: str

@@ -16,7 +16,8 @@ from typing import Any
 
 from profiles.errors import BadInput
 
-ENGINES = ("sage_tune", "vllm", "sglang", "trtllm")
+ENGINES = ("sage_tune", "vllm", "sglang", "trtllm", "transformers", "openvino", "llamacpp")
+"""The last three publish no such counters: their counts are written down by hand, with an `engine` key."""
 SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>\S+)")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -75,6 +76,8 @@ def read_counters(path: Path) -> EngineCounters:
         raise BadInput(f"{path} is no text: {error}") from None
     total, found = EngineCounters(), False
     for part in _parts(text):
+        if part.engine not in ENGINES:
+            raise BadInput(f"{path}: engine must be one of {', '.join(ENGINES)}, got '{part.engine}'")
         total.add(part)
         found = True
     if not found:
@@ -139,6 +142,10 @@ def _known(d: dict[str, Any]) -> EngineCounters | None:
             dict(d["tier_rounds"]),
             digests,
         )
+    if "num_drafts" in d:
+        rounds, positions = float(d["num_drafts"]), _rates(d, "per_position_acceptance_rates", float(d["num_drafts"]))
+        engine = str(d.get("engine", "sage_tune"))
+        return EngineCounters(engine, rounds, d.get("num_draft_tokens"), d.get("num_accepted_tokens"), positions)
     if "num_spec_steps" in d:
         return EngineCounters(
             "vllm", d["num_spec_steps"], d.get("num_draft_tokens"), d.get("num_accepted_draft_tokens")
