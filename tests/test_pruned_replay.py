@@ -24,6 +24,7 @@ from runtime.prompts import Prompt
 from tests.families import picture, turns
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
 from tests.test_replay import costs
+from tuner.bills import bill, bill_ns
 from tuner.calibration import Sample, Split
 from tuner.contest import fitted_yardsticks
 from tuner.costs import pass_samples
@@ -117,6 +118,15 @@ def test_passes_of_the_draft_are_charged_at_its_own_context(record: Record) -> N
     first = record.sample_of == 0
     np.testing.assert_allclose(saved[first], 1e3 * 0.01 * dropped)
     assert replay.walk(policy[1], one).time_ns[0] != replay.walk(policy[0], one).time_ns[0]
+
+
+@pytest.mark.parametrize("pruning", PRUNINGS, ids=Pruning.stem)
+def test_a_bill_is_the_time_of_its_walk(record: Record, pruning: Pruning) -> None:
+    source = PolicySource(tiers=(Tier(depth=3, width=2, nodes=5),), pruning=pruning)
+    policy = compile_policy(source, VERIFY_SIZES, record.context_max)
+    replay, everyone = Replay(record, costs()), np.arange(len(record.samples))
+    owed = bill("shipped", replay, policy, everyone)
+    assert bill_ns(owed, costs()) == pytest.approx(float(replay.walk(policy, everyone).time_ns.sum()), rel=1e-6)
 
 
 def test_measured_passes_are_booked_where_the_draft_was(family: Pair, prompts: list[Prompt]) -> None:

@@ -30,23 +30,29 @@ Weights = dict[tuple[PassKind, int], Floats]
 
 
 def bills(arena: Arena, shipped: CompiledPolicy) -> tuple[PassBill, ...]:
-    """Plain decoding, the shipped policy and every tier of the grid, over all samples of the record."""
+    """Plain decoding, the shipped policy and every tier of the grid under every pruning on record, over all samples."""
     replay = arena.replay
     samples = np.arange(len(replay.record.samples))
     samples = samples[replay.record.end > replay.record.start]
     named = [(PLAIN_BILL, plain_policy()), (SHIPPED_BILL, shipped)]
-    named += [(tier.label(), arena.compiled(static_policy(tier.label(), tier))) for tier in grid_tiers(arena.grid)]
+    for pruning in arena.prunings:
+        for tier in grid_tiers(arena.grid):
+            name = ", ".join(filter(None, [tier.label(), pruning.label()]))
+            source = static_policy(name, tier).model_copy(update={"pruning": pruning})
+            named.append((name, arena.compiled(source)))
     return tuple(bill(name, replay, policy, samples) for name, policy in named)
 
 
 def bill(name: str, replay: Replay, policy: CompiledPolicy, samples: Ints) -> PassBill:
     """The bill of a policy over `samples`. Raises EnvelopeError when the record does not contain its trees."""
+    replay = replay.under(policy.pruning) if policy.drafts() else replay
     walk = replay.walk(policy, samples)
     record, contexts = replay.record, np.array(replay.costs.table.contexts(), dtype=np.float64)
-    context = record.context[walk.at]
+    target_context, draft_context = record.context[walk.at], record.draft_context[walk.at]
     weights: Weights = defaultdict(lambda: np.zeros(len(contexts)))
 
     def count(kind: PassKind, n: int, times: Ints) -> None:
+        context = target_context if kind in ("plain", "verify") else draft_context
         weights[kind, n] += _by_context(context, times, contexts)
 
     if not policy.drafts():
