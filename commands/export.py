@@ -44,7 +44,7 @@ class ExportJob:
     draft: str | None
     folder: Path
     run: Path | None
-    graphs: GraphOptions
+    graphs: GraphOptions = GraphOptions()
 
     def refuse(self, reason: str, **options: object) -> None:
         """Raises BadInput for options that were given and say nothing to this target."""

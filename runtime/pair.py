@@ -132,7 +132,7 @@ def load_pair(plan: PairPlan, graph_folders: tuple[Path, Path | None] | None = N
     return Pair(
         spec=spec,
         target=target,
-        draft=OwnPromptModel(draft),
+        draft=draft if processor is None else OwnPromptModel(draft),  # text is neither re-read nor pruned
         encoder=PromptEncoder(tokenizer, processor, draft_processor, reads, placeholder_ids(config).values()),
         eos_ids=eos_ids_of(settings, tokenizer, spec.resolve(spec.target)),
         record=_record(spec, tokenizer, processor, draft_processor),

@@ -194,5 +194,5 @@ def test_the_command_times_the_shipped_profile(tmp_path: Path, capsys: pytest.Ca
     with suppress(Inconclusive):  # whatever else this machine does: the table comes first
         app([*command, "--budget", "1s", "--json"], standalone_mode=False)
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [arm["name"] for arm in document["arms"]] == ["plain", load_profile(SHIPPED).name, "best static tier"]
+    assert [arm["name"] for arm in document["arms"]] == ["plain", load_profile(SHIPPED).name, "best static"]
     assert document["verdict"] in ("equal", "tie") and document["tokens"] > 0

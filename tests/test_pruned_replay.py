@@ -126,7 +126,7 @@ def test_a_bill_is_the_time_of_its_walk(record: Record, pruning: Pruning) -> Non
     policy = compile_policy(source, VERIFY_SIZES, record.context_max)
     replay, everyone = Replay(record, costs()), np.arange(len(record.samples))
     owed = bill("shipped", replay, policy, everyone)
-    assert bill_ns(owed, costs()) == pytest.approx(float(replay.walk(policy, everyone).time_ns.sum()), rel=1e-6)
+    assert bill_ns(owed, costs()) == pytest.approx(float(replay.walk(policy, everyone).time_ns.sum()), rel=1e-4)
 
 
 def test_measured_passes_are_booked_where_the_draft_was(family: Pair, prompts: list[Prompt]) -> None:
