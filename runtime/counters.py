@@ -12,7 +12,6 @@ from profiles.counters import SIGNAL_BINS, CounterLine, Counters, PassTotal, sum
 from profiles.errors import BadInput
 from profiles.measurement import PassKind
 from profiles.policy import CompiledPolicy
-from runtime.policy.tree import padded_size
 from runtime.records import COLD_ROUNDS, Generation, StepRecord
 
 
@@ -175,21 +174,11 @@ def _histogram(metrics: dict[tuple[str, str, str], list[str]], counters: Counter
 
 def _passes(rounds: Sequence[StepRecord], verify_sizes: tuple[int, ...]) -> tuple[PassTotal, ...]:
     totals: dict[tuple[PassKind, int], list[int]] = {}
-
-    def add(kind: PassKind, n: int, time_ns: int, context: int) -> None:
-        total = totals.setdefault((kind, n), [0, 0, 0])
-        for i, value in enumerate((1, time_ns, context)):
-            total[i] += value
-
     for step in rounds:
-        cached = step.context - 1
-        if not step.draft_passes_ns:
-            add("plain", 1, step.verify_ns, cached)
-            continue
-        add("catch_up", step.caught_up, step.draft_passes_ns[0], cached)
-        for time_ns in step.draft_passes_ns[1:]:
-            add("frontier", step.tier.width, time_ns, cached)
-        add("verify", padded_size(step.nodes, verify_sizes), step.verify_ns, cached)
+        for kind, n, cached, time_ns in step.passes(verify_sizes):
+            total = totals.setdefault((kind, n), [0, 0, 0])
+            for i, value in enumerate((1, time_ns, cached)):
+                total[i] += value
     return tuple(
         PassTotal(kind=kind, n=n, count=many, time_ns=time_ns, context=context)
         for (kind, n), (many, time_ns, context) in sorted(totals.items())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from profiles.measurement import PassKind
 from profiles.policy import Tier
+from runtime.policy.tree import padded_size
 
 Finished = Literal["eos", "length", "stop"]
 
@@ -44,6 +47,17 @@ class StepRecord:
     def levels(self) -> int:
         """Draft passes made, the catch-up pass included."""
         return len(self.draft_passes_ns)
+
+    def passes(self, verify_sizes: tuple[int, ...]) -> Iterator[tuple[PassKind, int, int, int]]:
+        """Every pass as (kind, size, cached rows before it, ns), each model's rows by its own context; a verification
+        counts by its padded size."""
+        if not self.draft_passes_ns:
+            yield "plain", 1, self.context - 1, self.verify_ns
+            return
+        yield "catch_up", self.caught_up, self.draft_context - 1, self.draft_passes_ns[0]
+        for time_ns in self.draft_passes_ns[1:]:
+            yield "frontier", self.tier.width, self.draft_context - 1, time_ns
+        yield "verify", padded_size(self.nodes, verify_sizes), self.context - 1, self.verify_ns
 
     @property
     def draft_ns(self) -> int:

@@ -156,14 +156,8 @@ def pass_samples(records: Sequence[StepRecord], verify_sizes: tuple[int, ...]) -
     """Every pass of every round by kind and size."""
     samples: PassSamples = defaultdict(list)
     for record in records:
-        cached, drafted_over = record.context - 1, record.draft_context - 1
-        if not record.draft_passes_ns:
-            samples["plain", 1].append((cached, record.verify_ns))
-            continue
-        samples["catch_up", record.caught_up].append((drafted_over, record.draft_passes_ns[0]))
-        for time_ns in record.draft_passes_ns[1:]:
-            samples["frontier", record.tier.width].append((drafted_over, time_ns))
-        samples["verify", padded_size(record.nodes, verify_sizes)].append((cached, record.verify_ns))
+        for kind, n, cached, time_ns in record.passes(verify_sizes):
+            samples[kind, n].append((cached, time_ns))
     return dict(samples)
 
 

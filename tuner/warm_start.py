@@ -152,7 +152,8 @@ def _theoretical(arena: Arena, space: SearchSpace, signal: SignalSpec, bins: int
         float(costs.pass_ns("verify", next(s for s in arena.grid.verify_sizes if s > tier.nodes), context)[0])
         for tier in (OFF, *chains)
     ]
-    draft = float(costs.pass_ns("catch_up", 1, context)[0]), float(costs.pass_ns("frontier", 1, context)[0])
+    drafted_over = np.array([int(record.draft_context.mean())])
+    draft = float(costs.pass_ns("catch_up", 1, drafted_over)[0]), float(costs.pass_ns("frontier", 1, drafted_over)[0])
     level_ns = [(draft[min(i, 1)] + host.level_ns + verify[i + 1] - verify[i]) for i in range(len(chains))]
     plain_ns = float(costs.pass_ns("plain", 1, context)[0]) + host.plain_ns
     depths = theory.joint_depths(reach, level_ns, verify[0] + host.round_ns, plain_ns)

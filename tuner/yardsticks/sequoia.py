@@ -64,12 +64,13 @@ class MeanCosts:
     def __init__(self, arena: Arena) -> None:
         replay: Replay = arena.replay
         record, grid = replay.record, arena.grid
-        context = record.context[np.isin(record.sample_of, arena.tune)]
+        tuned = np.isin(record.sample_of, arena.tune)
+        context, drafted_over = record.context[tuned], record.draft_context[tuned]
         self._host, self._costs, self._sizes = replay.host, replay.costs, grid.verify_sizes
-        self._catch_up_ns = float(replay.costs.pass_ns("catch_up", 1, context).mean())
+        self._catch_up_ns = float(replay.costs.pass_ns("catch_up", 1, drafted_over).mean())
         self._verify_ns = {n: float(replay.costs.pass_ns("verify", n, context).mean()) for n in grid.verify_sizes}
         sizes = replay.costs.table.sizes("frontier")
-        self._frontier_ns = {n: float(replay.costs.pass_ns("frontier", n, context).mean()) for n in sizes}
+        self._frontier_ns = {n: float(replay.costs.pass_ns("frontier", n, drafted_over).mean()) for n in sizes}
 
     def round_ns(self, tree: RankTree) -> float:
         """A round with one token to catch up on."""
