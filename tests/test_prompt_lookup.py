@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +13,9 @@ from hypothesis import strategies as st
 from profiles.draft_kinds import LookupSettings
 from profiles.errors import CapacityError
 from profiles.policy import PolicySource, Tier
-from profiles.sampling import GREEDY, Sampling, SamplingRegime
-from profiles.trace_schema import SampleRecord, TraceManifest
+from profiles.sampling import GREEDY, SamplingRegime
 from runtime.backends.base import causal
-from runtime.decode import generate, plain_policy
+from runtime.decode import generate
 from runtime.noise import GumbelNoise
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
@@ -27,13 +25,11 @@ from runtime.prompts import Prompt
 from tests import conformance
 from tests.fakes import EOS, VOCAB, FakeModel, fake_pair, fake_prompt
 from tests.records import SAMPLED
-from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, recorded_rules, sources
-from tests.test_replay import costs
+from tests.strategies import VERIFY_SIZES, sources
+from tests.test_replay import costs, recorded
 from tuner.lossless import compare_rounds
 from tuner.outcomes import Record
 from tuner.replay import Replay
-from tuner.trace_store import load_record
-from tuner.traces import Recorder
 
 SMALL_VOCAB = 8
 lookup_settings = st.builds(
@@ -233,39 +229,12 @@ def lookup_pair() -> Pair:
 
 PAIR = lookup_pair()
 PROMPTS = [(fake_prompt(i, length=8), 14 + 6 * i) for i in range(5)]
-MANIFEST = TraceManifest(
-    pair_digest="lookup",
-    data_digest="fake",
-    backend="fake",
-    dtype="float32",
-    depth=MAX_DEPTH,
-    rules=recorded_rules(),
-    signal_logprobs=SIGNAL_LOGPROBS,
-    versions={},
-)
-
-
-def recorded(folder: Path, sampling: Sampling) -> Record:
-    recorder = Recorder(PAIR, folder, MANIFEST.model_copy(update={"sampling": sampling}))
-    for i, (text, limit) in enumerate(PROMPTS):
-        mine = sampling.for_sample(f"s{i}")
-        generation = generate(PAIR, text, plain_policy(), max_new_tokens=limit, sampling=mine)
-        sample = SampleRecord(
-            id=f"s{i}",
-            kind="text",
-            modality="text",
-            split="tune",
-            prompt_tokens=len(text),
-            output=tuple(generation.tokens),
-            finished="eos" if generation.finished == "eos" else "length",
-        )
-        recorder.store.write(sample, recorder._columns(text, generation, mine)[1])
-    return load_record(folder)
 
 
 @pytest.fixture(scope="module", params=["greedy", "sampled"])
 def record(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return recorded(tmp_path_factory.mktemp(request.param), GREEDY if request.param == "greedy" else SAMPLED)
+    sampling = GREEDY if request.param == "greedy" else SAMPLED
+    return recorded(tmp_path_factory.mktemp(request.param), sampling, PAIR, PROMPTS)
 
 
 @settings(max_examples=60)

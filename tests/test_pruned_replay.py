@@ -17,10 +17,12 @@ from profiles.errors import EnvelopeError
 from profiles.policy import PolicySource, Tier
 from profiles.pruning import NO_PRUNING, Pruning
 from profiles.trace_schema import TraceManifest
+from runtime.counters import count
 from runtime.decode import generate
 from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
 from runtime.prompts import Prompt
+from runtime.records import COLD_ROUNDS
 from tests.families import picture, turns
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
 from tests.test_replay import costs
@@ -131,7 +133,11 @@ def test_a_bill_is_the_time_of_its_walk(record: Record, pruning: Pruning) -> Non
 
 def test_measured_passes_are_booked_where_the_draft_was(family: Pair, prompts: list[Prompt]) -> None:
     policy = compile_policy(PolicySource(tiers=(Tier(depth=2, nodes=2),), pruning=PRUNINGS[1]), VERIFY_SIZES, 999)
-    rounds = generate(family, prompts[0], policy, max_new_tokens=14).rounds
+    generation = generate(family, prompts[0], policy, max_new_tokens=14)
+    rounds = generation.rounds
+    counted = {(p.kind, p.n): p.context for p in count(generation, policy).passes}
+    samples = pass_samples(rounds[COLD_ROUNDS:], VERIFY_SIZES)
+    assert counted == {key: sum(context for context, _ in seen) for key, seen in samples.items()}
     booked = pass_samples(rounds, VERIFY_SIZES)
     drafted = {context for (kind, _), seen in booked.items() if kind != "verify" for context, _ in seen}
     verified = {context for (kind, _), seen in booked.items() if kind == "verify" for context, _ in seen}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from profiles.policy import PolicySource, Tier
 from profiles.sampling import GREEDY, Sampling
 from profiles.trace_schema import SampleRecord, TraceManifest
 from runtime.decode import generate, plain_policy
+from runtime.pair import Pair
 from runtime.policy.compile import compile_policy
+from runtime.prompts import Prompt
 from tests.fakes import fake_pair, fake_prompt
 from tests.records import SAMPLED
 from tests.strategies import MAX_DEPTH, SIGNAL_LOGPROBS, VERIFY_SIZES, WIDTHS, recorded_rules, sources
@@ -41,11 +44,13 @@ MANIFEST = TraceManifest(
 )
 
 
-def recorded(folder: Path, sampling: Sampling) -> Record:
-    recorder = Recorder(PAIR, folder, MANIFEST.model_copy(update={"sampling": sampling}))
-    for i, (prompt, limit) in enumerate(PROMPTS):
+def recorded(
+    folder: Path, sampling: Sampling, pair: Pair = PAIR, prompts: Sequence[tuple[Prompt, int]] = tuple(PROMPTS)
+) -> Record:
+    recorder = Recorder(pair, folder, MANIFEST.model_copy(update={"sampling": sampling}))
+    for i, (prompt, limit) in enumerate(prompts):
         mine = sampling.for_sample(f"s{i}")
-        generation = generate(PAIR, prompt, plain_policy(), max_new_tokens=limit, sampling=mine)
+        generation = generate(pair, prompt, plain_policy(), max_new_tokens=limit, sampling=mine)
         sample = SampleRecord(
             id=f"s{i}",
             kind="text",
